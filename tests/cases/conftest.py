@@ -1,0 +1,22 @@
+"""Each case runs once for each inner compiler; the tests look at the same run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+
+from tests.cases import load
+from tests.support.running import CaseResult, run_case
+
+
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], CaseResult]:
+    """`ran(name, inner)` is the result of running the case called `name`."""
+
+    @functools.cache
+    def run(name: str, inner: str) -> CaseResult:
+        return run_case(load(name), {"backend": inner}, tmp_path_factory.mktemp(name))
+
+    return run

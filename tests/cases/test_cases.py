@@ -1,0 +1,119 @@
+"""What holds for every case: results, the dump that its names ask for, and replay."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from tests.cases import CASES, load
+from tests.support.bits import difference
+from tests.support.replay import assert_replays
+
+INNER = ["aot_eager", "inductor"]
+# A scope there is the work of a later capability; the results have to be right all the same.
+LATER = {
+    "case_11_scope_inside_cond_branch": "scopes inside control flow bodies are not dumped yet",
+    "case_13_shared_subgraph_second_call_scoped": "bodies of shared sub-graphs are not dumped yet",
+    "case_34_graph_break_in_scope": "a frame that Dynamo skips is not noticed yet",
+    "case_35_scope_around_compiled_call": "a scope outside compiled code is not noticed yet",
+}
+WARNS = {"case_19_dead_code_in_scope", *LATER}
+NOW = [name for name in CASES if name not in LATER]
+
+every_case = pytest.mark.parametrize("name", CASES)
+every_dumped_case = pytest.mark.parametrize("name", NOW)
+every_inner = pytest.mark.parametrize("inner", INNER)
+
+
+@every_inner
+@every_case
+def test_the_result_equals_that_of_the_inner_backend_alone(ran, name, inner):
+    run = ran(name, inner)
+    for fact in ("values", "gradients", "state"):
+        actual, expected = getattr(run.result, fact), getattr(run.reference, fact)
+        if inner == "aot_eager":
+            assert difference(_plain(actual), _plain(expected)) is None, fact
+        else:
+            torch.testing.assert_close(_plain(actual), _plain(expected), equal_nan=True)
+
+
+@every_inner
+@every_dumped_case
+def test_the_dump_holds_what_the_case_asks_for(ran, name, inner):
+    case, calls = load(name), _calls(ran(name, inner))
+    targets = Counter(call.target for call in calls)
+    for part in case.MUST:
+        assert _count(targets, part), f"no {part} among {dict(targets)}"
+    for part in getattr(case, "MUST_NOT", []):
+        assert not _count(targets, part), f"{part} among {dict(targets)}"
+    for part, count in getattr(case, "COUNT", {}).items():
+        assert _count(targets, part) == count, dict(targets)
+    for part, count in getattr(case, "COUNT_MIN", {}).items():
+        assert _count(targets, part) >= count, dict(targets)
+    for part, count in getattr(case, "N_INPUT_TENSORS", {}).items():
+        for call in calls:
+            if part in call.target:
+                assert _number_of_tensors(call.load_args()) == count
+
+
+@every_inner
+@every_dumped_case
+def test_every_call_gives_its_dumped_outputs_again(ran, name, inner):
+    verdicts = assert_replays(ran(name, inner).dump)
+    if not getattr(load(name), "RANDOM", False):
+        assert {verdict.kind for verdict in verdicts} == {"equal"}
+
+
+@every_inner
+@every_dumped_case
+def test_the_dump_has_no_problems_and_the_run_no_warnings(ran, name, inner):
+    run = ran(name, inner)
+    assert [rank.problems for rank in run.dump.ranks if rank.problems] == []
+    if name not in WARNS:
+        assert [str(warning.message) for warning in run.result.warnings] == [
+            str(warning.message) for warning in run.reference.warnings
+        ]
+
+
+@every_inner
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=reason))
+        for name, reason in LATER.items()
+    ],
+)
+def test_a_scope_that_tracing_does_not_see_is_dumped_or_warned_of(ran, name, inner):
+    case, run = load(name), ran(name, inner)
+    targets = Counter(call.target for call in _calls(run))
+    nested = getattr(case, "MUST_NESTED", [])
+    if nested:
+        assert [_count(targets, part) for part in nested] == [1] * len(nested)
+        assert not any(_count(targets, part) for part in getattr(case, "MUST_NOT", []))
+    else:
+        assert targets or any("scope" in str(w.message) for w in run.result.warnings)
+
+
+def _calls(run):
+    return [call for rank in run.dump.ranks for call in rank.calls]
+
+
+def _count(targets, part):
+    return sum(count for target, count in targets.items() if part in target)
+
+
+def _number_of_tensors(args):
+    return sum(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(args))
+
+
+def _plain(values):
+    """Local shards for DTensors, no `requires_grad`, no None."""
+    pairs = values.items() if isinstance(values, dict) else enumerate(values)
+    return {
+        key: (value.to_local() if hasattr(value, "to_local") else value).detach()
+        for key, value in pairs
+        if value is not None
+    }

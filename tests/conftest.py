@@ -1,0 +1,40 @@
+"""Fixtures of all tests: each starts with no compiled code, in an empty folder of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Read when Inductor is imported: kernels are compiled in this process, not by a pool of workers.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiler_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the caches of Inductor and AOTAutograd out of the user's folders, and cold."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dump without a path goes to the current folder: let that be a temporary one."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def dump_path(tmp_path: Path) -> Path:
+    """A folder for a dump; it does not exist yet."""
+    return tmp_path / "dump"

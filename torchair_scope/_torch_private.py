@@ -1,0 +1,269 @@
+"""Everything of torch that is private, or public without a promise, is called from this file.
+
+Checked with torch 2.13.0. On another version a name that has moved fails here, with a message
+that says which name and which version, and not somewhere inside a compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+CHECKED_WITH = ("2.13",)
+
+Compiled = Callable[[list[Any]], Sequence[Any]]
+GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
+InnerCompile = Callable[..., Any]
+DecompositionTable = Mapping[Any, Callable[..., Any]]
+
+
+def private(module: str, name: str) -> Any:
+    """The attribute `name` of a private torch module, or an error that says what is missing."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise NotImplementedError(
+            f"torchair_scope needs {module}.{name}, which torch {torch.__version__} does not have. "
+            f"It was checked with torch {', '.join(CHECKED_WITH)}: install one of these."
+        ) from error
+
+
+# --- tracing -----------------------------------------------------------------------------------
+
+
+def enclosing_annotations() -> Mapping[str, Any]:
+    """The annotations in force at this point of a trace (`torch.fx.traceback.annotate`)."""
+    return private("torch.fx.traceback", "current_meta").get("custom") or {}
+
+
+def user_frames_of_trace() -> Sequence[Any]:
+    """Frame summaries of the user code that Dynamo is tracing, outermost first; empty outside."""
+    context = private("torch._guards", "TracingContext")
+    return context.extract_stack() if context.try_get() is not None else ()
+
+
+def annotations_of_traced_operator() -> Mapping[str, Any]:
+    """The annotations of the operator that AOTAutograd is tracing, forward or backward.
+
+    While the forward is traced they stand in the current node meta. A backward operator has
+    those of the forward node that has its sequence number, which is how AOTAutograd itself
+    copies them, only later (`copy_fwd_metadata_to_bw_nodes`).
+    """
+    annotations = enclosing_annotations()
+    autograd_node = private("torch._C", "_current_autograd_node")()
+    if annotations or autograd_node is None:
+        return annotations
+    mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")()
+    if mode is None:
+        return {}
+    return _annotations_by_sequence_number(mode.tracer.graph).get(autograd_node._sequence_nr(), {})
+
+
+def _annotations_by_sequence_number(graph: torch.fx.Graph) -> dict[int, Mapping[str, Any]]:
+    index: dict[int, Mapping[str, Any]] = graph.__dict__.setdefault("_torchair_scope_index", {})
+    newest = next(iter(reversed(graph.nodes)), None)
+    seen = graph.__dict__.get("_torchair_scope_seen")
+    unseen = []
+    while newest is not None and newest is not seen and newest.op != "root":
+        unseen.append(newest)
+        newest = newest.prev
+    for node in reversed(unseen):
+        if "seq_nr" in node.meta:
+            index.setdefault(node.meta["seq_nr"], node.meta.get("custom") or {})
+    if unseen:
+        graph.__dict__["_torchair_scope_seen"] = unseen[0]
+    return index
+
+
+def optimized_module_type() -> type:
+    """The class of what `torch.compile(module)` returns."""
+    return private("torch._dynamo.eval_frame", "OptimizedModule")
+
+
+def compiler_control_flow() -> tuple[type[BaseException], ...]:
+    """Exceptions with which Dynamo steers a compile; they are no failures."""
+    names = ("SkipFrame", "RestartAnalysis")
+    return tuple(private("torch._dynamo.exc", name) for name in names)
+
+
+# --- compilers ---------------------------------------------------------------------------------
+
+
+def dynamo_backend(name: str) -> Callable[..., Any]:
+    """A backend registered with Dynamo under this name."""
+    return private("torch._dynamo.backends.registry", "lookup_backend")(name)
+
+
+@contextlib.contextmanager
+def no_shared_artifacts() -> Iterator[None]:
+    """Keep what is compiled here out of the AOTAutograd cache, and out of CSE across scopes.
+
+    Annotations are not part of that cache's key, so a scoped graph would be answered with the
+    code of its unscoped twin. CSE keeps the first of two equal nodes, scoped or not.
+    """
+    config = private("torch._functorch", "config")
+    with config.patch(
+        enable_autograd_cache=False,
+        force_autograd_cache=False,
+        bundled_autograd_cache=False,
+        cse=False,
+    ):
+        yield
+
+
+def compile_with_aot(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compilers: Mapping[str, GraphCompiler],
+    decompositions: DecompositionTable,
+) -> Any:
+    """Run AOTAutograd as the backend `aot_eager` does; `compilers` has one for each direction."""
+    aot_autograd = private("torch._dynamo.backends.common", "aot_autograd")
+    return aot_autograd(
+        fw_compiler=compilers["forward"],
+        bw_compiler=compilers["backward"],
+        inference_compiler=compilers["inference"],
+        partition_fn=private("torch._functorch.partitioners", "min_cut_rematerialization_partition"),
+        decompositions=dict(decompositions) or None,
+        keep_inference_input_mutations=True,
+    )(gm, example_inputs)
+
+
+def inductor_decompositions() -> DecompositionTable:
+    """The table that Inductor uses in its present configuration."""
+    return private("torch._inductor.decomposition", "select_decomp_table")()
+
+
+def compile_with_inductor(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    inner_compile: InnerCompile | None = None,
+    decompositions: DecompositionTable | None = None,
+    before_joint_passes: Callable[[torch.fx.Graph], None] | None = None,
+    after_joint_passes: Callable[[torch.fx.Graph], None] | None = None,
+) -> Any:
+    """Inductor's whole pipeline; each ATen graph goes to `inner_compile` in place of its own."""
+    config = private("torch._inductor", "config")
+    compile_fx = private("torch._inductor.compile_fx", "compile_fx")
+    options: dict[str, Any] = {}
+    if inner_compile is not None:
+        options["inner_compile"] = inner_compile
+    if decompositions is not None:
+        options["decompositions"] = dict(decompositions)
+    hooks = {}
+    if before_joint_passes is not None:
+        hooks["joint_custom_pre_pass"] = [before_joint_passes, *_passes("joint_custom_pre_pass")]
+    if after_joint_passes is not None:
+        hooks["joint_custom_post_pass"] = [*_passes("joint_custom_post_pass"), after_joint_passes]
+    with config.patch(hooks):
+        return compile_fx(gm, example_inputs, **options)
+
+
+def _passes(name: str) -> tuple[Any, ...]:
+    passes = getattr(private("torch._inductor", "config"), name)
+    return private("torch._inductor.custom_graph_pass", "get_custom_graph_passes")(passes)
+
+
+def compile_piece_with_inductor(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    joint_passes: Mapping[str, Any],
+    **graph_options: Any,
+) -> Compiled:
+    """Inductor's inner compiler on a part of a graph.
+
+    Every output keeps the strides that the graph's meta says, since the next part is compiled
+    for these, and AOTAutograd's record of the whole graph's output strides stays untouched.
+    """
+    output = next(iter(reversed(gm.graph.nodes)))
+    output.meta["user_visible_output_idxs"] = [
+        index
+        for index, value in enumerate(output.args[0])
+        if isinstance(value, torch.fx.Node)
+    ]
+    graph_options["get_decomp_fn"] = private("torch._inductor.decomposition", "select_decomp_table")
+    graph_options["cudagraphs"] = private("torch._inductor.utils", "BoxedBool")(False)
+    compile_fx_inner = private("torch._inductor.compile_fx", "compile_fx_inner")
+    config = private("torch._inductor", "config")
+    with config.patch(dict(joint_passes)), _output_strides_unreported():
+        return compile_fx_inner(gm, list(example_inputs), **graph_options)
+
+
+def inductor_joint_passes() -> Mapping[str, Any]:
+    """The user's own joint-graph passes, to be in force again while a part is compiled."""
+    config = private("torch._inductor", "config")
+    names = ("joint_custom_pre_pass", "joint_custom_post_pass")
+    return {name: getattr(config, name) for name in names}
+
+
+def compile_whole_with_inductor(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    joint_passes: Mapping[str, Any],
+    **graph_options: Any,
+) -> Any:
+    """Inductor's inner compiler on a graph that is not cut, just as `compile_fx` calls it."""
+    graph_options["get_decomp_fn"] = private("torch._inductor.decomposition", "select_decomp_table")
+    config = private("torch._inductor", "config")
+    with config.patch(dict(joint_passes)):
+        return private("torch._inductor.compile_fx", "compile_fx_inner")(
+            gm, example_inputs, **graph_options
+        )
+
+
+def compile_aten_with_inductor(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """Inductor on an ATen graph from anywhere: it is traced once more, and decomposed."""
+    tracing = private("torch._guards", "TracingContext").try_get() is not None
+    return private("torch._inductor", "standalone_compile")(
+        gm,
+        list(example_inputs),
+        dynamic_shapes="from_tracing_context" if tracing else "from_graph",
+    )
+
+
+@contextlib.contextmanager
+def _output_strides_unreported() -> Iterator[None]:
+    context = private("torch._guards", "TracingContext").try_get()
+    if context is None:
+        yield
+        return
+    reported, context.output_strides = context.output_strides, None
+    try:
+        yield
+    finally:
+        context.output_strides = reported
+
+
+def boxed(function: Callable[[list[Any]], Any]) -> Compiled:
+    """Mark a callable as one that takes a list of arguments and may empty it."""
+
+    @functools.wraps(function)
+    def run(args: list[Any]) -> Any:
+        return function(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def boxed_call(compiled: Callable[..., Any]) -> Compiled:
+    """Call `compiled` with a list, whatever calling convention it has."""
+    if getattr(compiled, "_boxed_call", False):
+        return compiled
+    return lambda args: compiled(*args)
+
+
+def run_uncompiled(gm: torch.fx.GraphModule) -> Compiled:
+    """The graph's own generated Python, which frees each argument after its last use."""
+    gm.graph.set_codegen(private("torch.fx.graph", "_BoxedCodeGen")())
+    gm.recompile()
+    return gm.forward

@@ -1,0 +1,69 @@
+"""Operators in a scope stay whole, as the user wrote them.
+
+Inductor takes operators apart while it traces (a batch norm becomes some twenty primitives), and
+its joint-graph passes merge, fold and replace others. In a scope neither may happen: what is
+dumped has the same operators with every inner compiler, in an eager golden run and on an NPU,
+and no pass makes a tagged node into an untagged one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from torchair_scope import _torch_private
+from torchair_scope.capture.tags import tag_in, tag_of
+
+
+def keep_whole(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """The same decompositions, for all operators but those that are traced in a scope."""
+    return {target: _outside_scopes(decomposition) for target, decomposition in table.items()}
+
+
+def _outside_scopes(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(decomposition)
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        if tag_in(_torch_private.annotations_of_traced_operator()) is not None:
+            return NotImplemented
+        return decomposition(*args, **kwargs)
+
+    return decompose
+
+
+class HiddenOperator:
+    """Stands for an operator where passes look for operators they know: they do not know it."""
+
+    def __init__(self, operator: torch._ops.OpOverload) -> None:
+        self.operator = operator
+        self.__name__ = f"hidden_{operator.__name__}"
+        self.__module__ = __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.operator(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"hidden {self.operator}"
+
+
+@functools.cache
+def _hidden(operator: torch._ops.OpOverload) -> HiddenOperator:
+    return HiddenOperator(operator)
+
+
+def hide_operators(graph: torch.fx.Graph) -> None:
+    """Hide the operators of scopes; one that has side effects is left to be known by them."""
+    for node in graph.nodes:
+        if tag_of(node) is None or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if not node.target._schema.is_mutable and not node.is_impure():
+            node.target = _hidden(node.target)
+
+
+def show_operators(graph: torch.fx.Graph) -> None:
+    """Put the operators back that `hide_operators` hid."""
+    for node in graph.nodes:
+        if isinstance(node.target, HiddenOperator):
+            node.target = node.target.operator

@@ -1,0 +1,1 @@
+"""What happens between a tagged graph and the store."""

@@ -1,0 +1,111 @@
+"""A cut graph: its regions, compiled and dumped, run one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from torchair_scope.capture.interpreter import StepSink, run_region
+
+Boxed = Callable[[list[Any]], Any]
+
+
+class GraphSink(Protocol):
+    """A graph, as the store sees it: it begins a step for each run."""
+
+    def begin_step(self) -> StepSink: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """A region ready to run: from the values of its `inputs` to those of its `outputs`."""
+
+    run: Callable[[list[Any], StepSink], Sequence[Any]]
+    inputs: tuple[torch.fx.Node, ...]
+    outputs: tuple[torch.fx.Node, ...]
+
+
+def compiled_part(
+    run: Boxed, inputs: tuple[torch.fx.Node, ...], outputs: tuple[torch.fx.Node, ...]
+) -> Part:
+    """A part that the inner compiler has compiled."""
+    return Part(lambda args, step: run(args), inputs, outputs)
+
+
+def dumped_part(
+    region: torch.fx.GraphModule,
+    calls: Mapping[str, Mapping[str, Any]],
+    inputs: tuple[torch.fx.Node, ...],
+    outputs: tuple[torch.fx.Node, ...],
+) -> Part:
+    """A part that is interpreted, and whose `calls` are saved."""
+    return Part(lambda args, step: run_region(region, calls, step, args), inputs, outputs)
+
+
+class CutGraph:
+    """Runs the parts of a graph in order; takes a list of arguments and empties it.
+
+    Values are kept by node from the part that makes them to the last one that reads them. Any
+    number of threads may run one object at once.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule, parts: Sequence[Part], sink: GraphSink) -> None:
+        # On the instance, where functools.wraps, and so Dynamo's disable, finds it.
+        self._boxed_call = True
+        self._sink = sink
+        self._placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        (self._result,) = next(iter(reversed(gm.graph.nodes))).args
+        self._constants = {
+            node: _attribute(gm, node.target)
+            for node in _nodes_in(self._result)
+            if node.op == "get_attr"
+        }
+        self._parts = list(zip(parts, _last_reads(parts, _nodes_in(self._result)), strict=True))
+
+    def __call__(self, args: list[Any]) -> Any:
+        step = self._sink.begin_step()
+        try:
+            return self._run(args, step)
+        finally:
+            step.finish()
+
+    def _run(self, args: list[Any], step: StepSink) -> Any:
+        values = dict(zip(self._placeholders, args, strict=True))
+        args.clear()
+        values.update(self._constants)
+        for part, last_reads in self._parts:
+            inputs = [values[node] for node in part.inputs]
+            for node in last_reads:
+                values.pop(node, None)
+            outputs = part.run(inputs, step)
+            values.update(zip(part.outputs, outputs, strict=True))
+            del inputs, outputs
+        return torch.fx.map_arg(self._result, values.__getitem__)
+
+
+def _nodes_in(argument: Any) -> list[torch.fx.Node]:
+    nodes: list[torch.fx.Node] = []
+    torch.fx.map_arg(argument, nodes.append)
+    return nodes
+
+
+def _attribute(gm: torch.fx.GraphModule, path: Any) -> Any:
+    value: Any = gm
+    for step in str(path).split("."):
+        value = getattr(value, step)
+    return value
+
+
+def _last_reads(
+    parts: Sequence[Part], returned: Sequence[torch.fx.Node]
+) -> list[list[torch.fx.Node]]:
+    """For each part the values that no later part reads and the graph does not return."""
+    read_later = set(returned)
+    last_reads: list[list[torch.fx.Node]] = []
+    for part in reversed(parts):
+        last_reads.append([node for node in part.inputs if node not in read_later])
+        read_later.update(part.inputs)
+    return last_reads[::-1]

@@ -1,0 +1,68 @@
+"""Make a module of its own from a region of a graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from torchair_scope.capture.partition import Region
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A region as a module that can be compiled or interpreted by itself.
+
+    Attributes:
+        module: takes the values of `inputs` and returns a tuple with the values of `outputs`.
+        inputs: nodes of the whole graph, one for each placeholder, in order.
+        outputs: nodes of the whole graph, one for each element of the returned tuple, in order.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+def extract(gm: fx.GraphModule, region: Region) -> Piece:
+    """Copy a region of a graph into a module.
+
+        for region in partition(gm.graph, dumped):
+            piece = extract(gm, region)
+            values = piece.module(*(environment[node] for node in piece.inputs))
+            environment.update(zip(piece.outputs, values))
+
+    Nodes keep their names and metadata; a placeholder is named as the node whose value it takes.
+    Parameters, buffers and bodies of control flow are shared with `gm`, not copied. `gm` is not
+    changed.
+
+    Args:
+        gm: the module whose graph was cut.
+        region: one of the regions of `partition(gm.graph, ...)`.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in region.inputs:
+        copies[node] = _named_copy(graph, node, "placeholder", node.name)
+    for node in region.nodes:
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and source not in copies:
+                copies[source] = _named_copy(graph, source, "get_attr", source.target)
+        args = fx.map_arg(node.args, copies.__getitem__)
+        kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
+        copies[node] = _named_copy(graph, node, node.op, node.target, args, kwargs)
+    graph.output(tuple(copies[node] for node in region.outputs))
+    return Piece(fx.GraphModule(gm, graph), region.inputs, region.outputs)
+
+
+def _named_copy(
+    graph: fx.Graph, node: fx.Node, op: str, target: Any, args: Any = (), kwargs: Any = None
+) -> fx.Node:
+    copy = graph.create_node(op, target, args, kwargs or {}, name=node.name, type_expr=node.type)
+    # The new graph's namespace may find another name more fitting; dumps and logs go by this one.
+    copy.name = node.name
+    copy.meta = dict(node.meta)
+    if "custom" in copy.meta:
+        copy.meta["custom"] = dict(copy.meta["custom"])
+    return copy

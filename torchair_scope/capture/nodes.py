@@ -1,0 +1,105 @@
+"""What an FX node tells about itself: its operator, its place in the user's code, its value."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+
+from torchair_scope.capture.partition import has_own_kind
+from torchair_scope.capture.tags import tag_of
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+(?:\n(?P<code>[^\n]*))?')
+_MODULE_STEP = re.compile(r"\['([^']+)'\]|\[(\d+)\]|\.?([A-Za-z0-9_]+)")
+_FUNCTIONALIZED = ("auto_functionalized", "auto_functionalized_v2")
+
+
+class Source(NamedTuple):
+    """The line of user code that a node comes from."""
+
+    file: str
+    line: int
+    code: str
+
+
+def is_call(node: torch.fx.Node) -> bool:
+    """Whether running `node` is a call that a dump can hold: an operator on tensors.
+
+    Neither is picking a value out of an operator's outputs, nor arithmetic on sizes.
+    """
+    return node.op == "call_function" and has_own_kind(node)
+
+
+def computes(node: torch.fx.Node) -> bool:
+    """Whether there is anything to compile in `node`: views and arithmetic on sizes are not."""
+    if isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+        return False
+    return has_own_kind(node)
+
+
+def target_name(node: torch.fx.Node) -> str:
+    """The node's target as it stands in file names: `aten.add.Tensor`."""
+    return str(node.target)
+
+
+def operator_name(node: torch.fx.Node) -> str:
+    """The operator that runs: the wrapped one where the target only makes it functional."""
+    if target_name(node) in _FUNCTIONALIZED:
+        return str(node.args[0])
+    return target_name(node)
+
+
+def source_of(node: torch.fx.Node) -> Source | None:
+    """The innermost line of user code in the node's stack trace."""
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    if not frames:
+        return None
+    innermost = frames[-1]
+    code = (innermost["code"] or "").strip()
+    return Source(innermost["file"], int(innermost["line"]), code)
+
+
+def module_of(node: torch.fx.Node) -> str | None:
+    """The path of the module that the node was born in, as `layers.0.mlp`; None outside."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return None
+    path, _ = next(reversed(stack.values()))
+    steps = ["".join(filter(None, step)) for step in _MODULE_STEP.findall(path)]
+    return ".".join(step for step in steps[2:] if step != "_modules") if len(steps) > 1 else None
+
+
+def describe_node(node: torch.fx.Node) -> dict[str, Any]:
+    """The node's entry in the graph record of a manifest."""
+    tag, source = tag_of(node), source_of(node)
+    return {
+        "name": node.name,
+        "target": target_name(node),
+        "operator": operator_name(node),
+        "scope": tag.scope if tag else None,
+        "opened_at": tag.opened_at if tag else None,
+        "module": module_of(node),
+        "source": source._asdict() if source else None,
+        "output": describe_value(node.meta.get("val")),
+    }
+
+
+def describe_value(value: Any) -> Any:
+    """A traced value as JSON: dtype, shape, stride and device of each tensor in it."""
+    if isinstance(value, torch.Tensor):
+        strided = value.layout is torch.strided
+        return {
+            "dtype": str(value.dtype),
+            "shape": [_size(size) for size in value.shape],
+            "stride": [_size(step) for step in value.stride()] if strided else None,
+            "device": str(value.device),
+        }
+    if isinstance(value, (list, tuple)):
+        return [describe_value(item) for item in value]
+    return None if value is None else str(value)
+
+
+def _size(size: Any) -> int | str:
+    return str(size) if is_symbolic(size) else int(size)

@@ -1,0 +1,138 @@
+"""Names of folders and files, exactly as TorchAir's FX dump has them.
+
+`{path}/worldsize{W}_global_rank{R}/graph_{G}/{step}/{node}-{target}.{slot}.{stamp}.npy`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+import threading
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+
+import torch.distributed
+
+MANIFEST = "manifest.jsonl"
+FILE_MODE = 0o640
+FOLDER_MODE = 0o750
+
+_LONGEST_NAME = 255  # bytes, of every common file system
+_ENDING = len(".") + 20 + len(".npy")
+_ROOM_FOR_SLOT = len(".OUTPUT.999.999")
+_RANK_FOLDER = re.compile(r"worldsize(\d+)_global_rank(\d+)")
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9_.-]")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Say which process of how many this one is.
+
+    torch.distributed answers when it is initialised with more than one process, else the
+    environment's `RANK` and `WORLD_SIZE` when both are set, else it is `(0, 1)`.
+
+    **Raises:** `ValueError` if `RANK` and `WORLD_SIZE` are set to something that is no rank.
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        world_size = distributed.get_world_size()
+        return (distributed.get_rank(), world_size) if world_size > 1 else (0, 1)
+    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or world is None:
+        return 0, 1
+    if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
+        raise ValueError(
+            f"RANK={rank!r} and WORLD_SIZE={world!r} in the environment: expected whole numbers "
+            "with 0 <= RANK < WORLD_SIZE; correct them, or unset one of them"
+        )
+    return int(rank), int(world)
+
+
+def rank_folder_name(rank: int, world_size: int) -> str:
+    """Name the folder of one process, `worldsize8_global_rank3`."""
+    return f"worldsize{world_size}_global_rank{rank}"
+
+
+def parse_rank_folder_name(name: str) -> tuple[int, int] | None:
+    """Give `(rank, world_size)` of a rank folder; None for folders moved aside and all others."""
+    match = _RANK_FOLDER.fullmatch(name)
+    return None if match is None else (int(match[2]), int(match[1]))
+
+
+def step_folder_name(graph: int, step: int) -> str:
+    """Name the folder of one step inside the rank folder, `graph_1/0`."""
+    return f"graph_{graph}/{step}"
+
+
+def call_stem(node: str, target: str) -> str:
+    """Name the files of one call up to the slot, `add_1-aten.add.Tensor`.
+
+    Inputs and outputs share the stem, and so do two runs of one graph: memory addresses are left
+    out. It leaves room for the slots that occur; a longer one is shortened by `file_name`.
+    """
+    longest = _LONGEST_NAME - _ENDING - _ROOM_FOR_SLOT
+    return _shortened(f"{node}-{_ADDRESS.sub('', target)}", longest, frozenset({node, target}))
+
+
+def slot_name(kind: str, *indices: int | str) -> str:
+    """Say which value of a call a file holds.
+
+    ```python
+    slot_name("INPUT", 1, 0)  # 'INPUT.1.0': member 0 of positional argument 1
+    slot_name("KWARG", "weight")  # 'KWARG.weight'
+    ```
+    """
+    return ".".join([kind, *map(str, indices)])
+
+
+def file_name(stem: str, slot: str, stamp: str) -> str:
+    """Name one `.npy` file; at most 255 bytes, characters `[A-Za-z0-9_.-]` only."""
+    room = _LONGEST_NAME - _ENDING - len(stem) - len(".")
+    return f"{stem}.{_shortened(slot, room, frozenset({slot}))}.{stamp}.npy"
+
+
+def _shortened(text: str, longest: int, identity: Iterable[str]) -> str:
+    """Replace forbidden characters; past `longest` characters, the end gives way to a hash."""
+    safe = _FORBIDDEN.sub("_", text)
+    if len(safe) <= longest:
+        return safe
+    digest = hashlib.blake2b("\0".join(sorted(identity)).encode(), digest_size=8).hexdigest()
+    return f"{safe[: longest - len(digest) - 1]}-{digest}"
+
+
+_stamp_lock = threading.Lock()
+_last_stamp = datetime.min.replace(tzinfo=timezone.utc)
+
+
+def time_stamp() -> str:
+    """Give the time in UTC as 20 digits, to the microsecond; never the same twice in a process."""
+    global _last_stamp
+    with _stamp_lock:
+        now = datetime.now(timezone.utc)
+        _last_stamp = max(now, _last_stamp + timedelta(microseconds=1))
+        return _last_stamp.strftime("%Y%m%d%H%M%S%f")
+
+
+def free_name(path: str) -> str:
+    """Give `path`, or `path.1`, `path.2`, … : the first that does not exist."""
+    candidates = itertools.chain([path], (f"{path}.{number}" for number in itertools.count(1)))
+    return next(candidate for candidate in candidates if not os.path.lexists(candidate))
+
+
+def make_folders(path: str) -> None:
+    """Make a folder and its missing parents, each with mode 0750 at most.
+
+    **Raises:** `OSError`, `NotADirectoryError` among them if a part of `path` is a file.
+    """
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    if parent != path:
+        make_folders(parent)
+    try:
+        os.mkdir(path, FOLDER_MODE)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise NotADirectoryError(20, "is a file, not a folder", path) from None

@@ -1,0 +1,345 @@
+"""The rank folder of this process: who owns it, what happens to an earlier run's."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from torchair_scope.store import layout
+from torchair_scope.store.manifest import Manifest, Record, plain
+from torchair_scope.store.writer import GraphDump
+
+OnError = Literal["warn", "raise"]
+
+FORMAT = 1
+_NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class DumpWarning(UserWarning):
+    """Something of a dump is not where, or not all of what, the user expects."""
+
+
+class RankFolder:
+    """The folder that this process alone writes to, with its manifest.
+
+    It is made, its owner recorded and an earlier run's moved aside, when the object is; if that
+    fails for want of space it is tried again at each step.
+    """
+
+    def __init__(self, base: str, rank: int, world_size: int) -> None:
+        self.base = base
+        self.pid = os.getpid()
+        self.disk_full = False
+        self._said: set[str] = set()
+        self.lock = threading.RLock()
+        self._header: list[Record] = [_run_record(rank, world_size)]
+        name = layout.rank_folder_name(rank, world_size)
+        _make_base(base)
+        with _naming_permission(base), _exclusive(base):
+            self.path = _claim(os.path.join(base, name))
+            self.manifest = Manifest(os.path.join(self.path, layout.MANIFEST))
+            self.claim_error = self._try_to_start()
+
+    def _try_to_start(self) -> OSError | None:
+        try:
+            self.make_sure()
+        except OSError as error:
+            if error.errno in _NO_PERMISSION:
+                raise
+            return error
+        return None
+
+    def make_sure(self) -> None:
+        """Make the folder and start its manifest, unless they are there.
+
+        A user may delete the dump between two runs in one process: what follows stands in a dump
+        that is complete from here on.
+        """
+        if self.manifest.exists():
+            return
+        self.manifest.reopen()
+        layout.make_folders(self.path)
+        for record in self._header:
+            self.append(record)
+
+    def append(self, record: Record) -> None:
+        """Write a record; `OSError` if that is not possible now."""
+        self.check_owner()
+        self.manifest.append(record)
+
+    def append_header(self, record: Record) -> None:
+        """Write a record that later ones refer to."""
+        self._header.append(record)
+        self.append(record)
+
+    def check_owner(self) -> None:
+        """Raise `OSError` in a forked child of the process that the folder belongs to."""
+        if os.getpid() != self.pid:
+            raise OSError(
+                errno.EPERM, f"process {os.getpid()} does not write to its parent's dump", self.path
+            )
+
+    def room(self) -> int:
+        """Bytes that this process may still write to the disk."""
+        facts = os.statvfs(self.path if os.path.isdir(self.path) else self.base)
+        return facts.f_bavail * facts.f_frsize
+
+    def say_once(self, key: str, message: str) -> None:
+        """Warn, unless a warning with this key was given for this folder."""
+        with self.lock:
+            if key in self._said:
+                return
+            self._said.add(key)
+        warnings.warn(message, DumpWarning, stacklevel=3)
+
+
+class Run:
+    """One process's dump. `open_run` gives it."""
+
+    def __init__(self, rank_folder: RankFolder, on_error: OnError) -> None:
+        self.rank_folder = rank_folder
+        self.on_error = on_error
+
+    @property
+    def folder(self) -> str:
+        """The rank folder, absolute."""
+        return self.rank_folder.path
+
+    def graph(self, number: int, description: dict[str, Any]) -> GraphDump:
+        """Record a graph and give the object that dumps its steps.
+
+        ```python
+        graph_dump = open_run("dump").graph(1, {"direction": "forward", "nodes": []})
+        ```
+
+        **Arguments:**
+
+        - `number`: the graph's number, counted from 1 in this process.
+        - `description`: facts for the record; what JSON has no words for is kept as text.
+        """
+        return GraphDump(self, number, plain(description))
+
+    def in_this_process(self) -> Run:
+        """Give this run, or in a forked child the child's own: it never writes to its parent's."""
+        if os.getpid() == self.rank_folder.pid:
+            return self
+        return open_run(self.rank_folder.base, self.on_error)
+
+
+_runs: dict[tuple[str, str, OnError], Run] = {}
+_folders: dict[tuple[str, str], RankFolder] = {}
+_runs_lock = threading.Lock()
+
+
+def _forget_runs() -> None:
+    """A forked child has no run yet, and its copy of the lock may be held by no one."""
+    global _runs_lock
+    _runs_lock = threading.Lock()
+    _runs.clear()
+    _folders.clear()
+
+
+os.register_at_fork(after_in_child=_forget_runs)
+
+
+def open_run(path: str | os.PathLike[str] | None = None, on_error: OnError = "warn") -> Run:
+    """Give this process's run in a dump folder; the same one whenever it is asked for.
+
+    ```python
+    run = open_run("./dump")
+    step = run.graph(1, {"direction": "inference"}).begin_step()
+    call = step.begin_call("add", "aten.add.Tensor", (x, 1), {}, {})
+    call.finish(x + 1)
+    step.finish()
+    ```
+
+    The rank folder of an earlier run is moved aside, with a warning; that of a process which still
+    runs is left alone, and this one writes beside it, with a warning.
+
+    **Arguments:**
+
+    - `path`: the dump folder; made if missing. The current folder if None.
+    - `on_error`: `"warn"` says once that something could not be written and goes on; `"raise"`
+        raises the `OSError`.
+
+    **Raises:** `NotADirectoryError` if `path` is a file, `PermissionError` if it cannot be written
+    to, `ValueError` for an unknown `on_error` or for a rank in the environment that is none.
+    """
+    if on_error not in ("warn", "raise"):
+        raise ValueError(f"on_error={on_error!r}: expected 'warn' or 'raise'")
+    base = os.path.realpath(os.fspath(path) if path is not None else ".")
+    rank, world_size = layout.rank_and_world_size()
+    name = layout.rank_folder_name(rank, world_size)
+    with _runs_lock:
+        rank_folder = _folders.get((base, name))
+        if rank_folder is None:
+            rank_folder = _folders[base, name] = RankFolder(base, rank, world_size)
+        run = _runs.setdefault((base, name, on_error), Run(rank_folder, on_error))
+    if rank_folder.claim_error is not None:
+        error, rank_folder.claim_error = rank_folder.claim_error, None
+        if on_error == "raise":
+            raise error
+        rank_folder.say_once("write", f"torchair_scope cannot start the dump: {error}")
+    return run
+
+
+# Claiming the folder
+
+
+def _claim(folder: str) -> str:
+    """Say which folder is this process's, after moving an earlier run's aside."""
+    if not os.path.lexists(folder):
+        return folder
+    if not os.path.isdir(folder):
+        raise NotADirectoryError(errno.ENOTDIR, "is a file, but the dump needs this name", folder)
+    if not os.listdir(folder):
+        return folder
+    owner = _read_run_record(folder)
+    if _may_be_running(owner):
+        own = layout.free_name(f"{folder}.pid{os.getpid()}")
+        warnings.warn(
+            f"{folder} belongs to process {owner['pid']} on {owner['host']}, which may still be "
+            f"writing to it; this process dumps to {own}",
+            DumpWarning,
+            stacklevel=5,
+        )
+        return own
+    aside = layout.free_name(f"{folder}.{_time_of_run(folder, owner)}")
+    os.rename(folder, aside)
+    warnings.warn(
+        f"{folder} held the dump of an earlier run; it is now {aside}", DumpWarning, stacklevel=5
+    )
+    return folder
+
+
+def _read_run_record(folder: str) -> Record:
+    """Give the run record of a folder, or an empty one for a dump that has none."""
+    try:
+        with open(os.path.join(folder, layout.MANIFEST), encoding="utf-8") as manifest:
+            record = json.loads(manifest.readline())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) and record.get("record") == "run" else {}
+
+
+def _may_be_running(owner: Record) -> bool:
+    """Say whether a run's process is alive; one on another host is taken to be."""
+    pid = owner.get("pid")
+    if not isinstance(pid, int):
+        return False
+    if owner.get("host") != socket.gethostname():
+        return True
+    if os.path.exists("/proc/self/stat"):
+        started = _process_start(pid)
+        return started is not None and started == owner.get("process_start")
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _process_start(pid: int) -> int | None:
+    """Give the start of a process in clock ticks since boot; None if it has ended or is unknown."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def _time_of_run(folder: str, owner: Record) -> str:
+    start = owner.get("time")
+    if isinstance(start, str) and re.fullmatch(r"\d{20}", start):
+        return start
+    changed = datetime.fromtimestamp(os.stat(folder).st_mtime, timezone.utc)
+    return changed.strftime("%Y%m%d%H%M%S%f")
+
+
+@contextlib.contextmanager
+def _exclusive(base: str) -> Iterator[None]:
+    """Let one process at a time look at the rank folders of `base` and rename them."""
+    descriptor = os.open(base, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Some network file systems have no locks; ranks have folders of their own there, too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make_base(base: str) -> None:
+    try:
+        with _naming_permission(base):
+            layout.make_folders(base)
+    except NotADirectoryError as error:
+        raise NotADirectoryError(
+            errno.ENOTDIR,
+            f"cannot dump to {base}: {error.filename} is a file; set the dump path to a folder",
+            base,
+        ) from None
+
+
+@contextlib.contextmanager
+def _naming_permission(base: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_PERMISSION:
+            raise
+        raise PermissionError(
+            errno.EACCES,
+            f"cannot dump to {base}: no permission to write to {error.filename or base}; "
+            "set the dump path to a folder that this process may write to",
+            base,
+        ) from error
+
+
+def _run_record(rank: int, world_size: int) -> Record:
+    return {
+        "record": "run",
+        "format": FORMAT,
+        "time": layout.time_stamp(),
+        "rank": rank,
+        "world_size": world_size,
+        "pid": os.getpid(),
+        "process_start": _process_start(os.getpid()),
+        "host": socket.gethostname(),
+        "command": list(sys.orig_argv),
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "torchair_scope": None,
+    }
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions["torchair_scope"] = importlib.metadata.version("torchair_scope")
+    npu = sys.modules.get("torch_npu")
+    if npu is not None:
+        versions["torch_npu"] = str(getattr(npu, "__version__", None))
+    return versions
