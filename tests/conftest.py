@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,14 @@ def _compiler_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warnings_of_torch_itself() -> None:
+    """Inductor's first import warns of a deprecation within torch; let it not fail a test."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.script_method` is deprecated")
+        importlib.import_module("torch.utils.mkldnn")
 
 
 @pytest.fixture(autouse=True)

@@ -385,7 +385,7 @@ def test_what_has_no_operators_is_refused(target):
 
 
 def test_a_scope_that_no_compiler_sees_says_so():
-    with pytest.warns(UserWarning, match=r"scope 'mine' opened at test_scope.py:\d+ dumps nothing"):
-        with data_dump("mine"):
-            result = torch.ones(2) + 1
+    said = r"scope 'mine' opened at test_scope.py:\d+ dumps nothing"
+    with pytest.warns(UserWarning, match=said), data_dump("mine"):
+        result = torch.ones(2) + 1
     assert result.tolist() == [2, 2]

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ CHECKED_WITH = ("2.13",)
 Compiled = Callable[[list[Any]], Sequence[Any]]
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 InnerCompile = Callable[..., Any]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 DecompositionTable = Mapping[Any, Callable[..., Any]]
 
 
@@ -91,6 +92,27 @@ def compiler_control_flow() -> tuple[type[BaseException], ...]:
     return tuple(private("torch._dynamo.exc", name) for name in names)
 
 
+def only_inlined(function: Callable[..., Any]) -> None:
+    """Let Dynamo trace `function` as a part of its callers only.
+
+    After a graph break Dynamo compiles the functions that an uncompiled frame calls, each as a
+    graph of its own. For one that returns a context manager there is no such graph.
+    """
+    module = "torch._C._dynamo.eval_frame"  # Dynamo's own `skip_code` would import Dynamo now.
+    action = private(module, "_FrameAction")
+    strategy = private(module, "_FrameExecStrategy")(action.SKIP, action.DEFAULT)
+    private(module, "set_code_exec_strategy")(function.__code__, strategy)
+
+
+def constant_of_trace(function: _Function) -> _Function:
+    """Have Dynamo run `function` while it traces, and keep its result as a constant.
+
+    What `torch.compiler.assume_constant_result` does, without importing Dynamo now.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 # --- compilers ---------------------------------------------------------------------------------
 
 
@@ -119,7 +141,7 @@ def no_shared_artifacts() -> Iterator[None]:
 def compile_with_aot(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
-    compilers: Mapping[str, GraphCompiler],
+    compilers: Mapping[Any, GraphCompiler],
     decompositions: DecompositionTable,
 ) -> Any:
     """Run AOTAutograd as the backend `aot_eager` does; `compilers` has one for each direction."""
@@ -128,7 +150,9 @@ def compile_with_aot(
         fw_compiler=compilers["forward"],
         bw_compiler=compilers["backward"],
         inference_compiler=compilers["inference"],
-        partition_fn=private("torch._functorch.partitioners", "min_cut_rematerialization_partition"),
+        partition_fn=private(
+            "torch._functorch.partitioners", "min_cut_rematerialization_partition"
+        ),
         decompositions=dict(decompositions) or None,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
@@ -184,9 +208,7 @@ def compile_piece_with_inductor(
     """
     output = next(iter(reversed(gm.graph.nodes)))
     output.meta["user_visible_output_idxs"] = [
-        index
-        for index, value in enumerate(output.args[0])
-        if isinstance(value, torch.fx.Node)
+        index for index, value in enumerate(output.args[0]) if isinstance(value, torch.fx.Node)
     ]
     graph_options["get_decomp_fn"] = private("torch._inductor.decomposition", "select_decomp_table")
     graph_options["cudagraphs"] = private("torch._inductor.utils", "BoxedBool")(False)

@@ -19,13 +19,13 @@ import types
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch.fx.traceback import annotate
 
 from torchair_scope import _torch_private
-from torchair_scope.capture.tags import KEY, UNKNOWN, Tag, tag_in
+from torchair_scope.capture.tags import KEY, UNKNOWN, tag_in
 
 __all__ = ["data_dump", "dump_ops", "remove_dump_ops"]
 
@@ -63,13 +63,16 @@ def data_dump(name: str | None = None) -> AbstractContextManager[None]:
     return _EagerScope(name)
 
 
-@torch.compiler.assume_constant_result
+_torch_private.only_inlined(data_dump)
+
+
+@_torch_private.constant_of_trace
 def _open_scope(name: str | None) -> tuple[str, str]:
     """The tag for a scope opened here. Dynamo runs this while it traces, and keeps the result."""
     opened_at = _user_position()
     outer = tag_in(_torch_private.enclosing_annotations())
     inner = name or opened_at
-    return tuple(Tag(f"{outer.scope}/{inner}" if outer else inner, opened_at))
+    return (f"{outer.scope}/{inner}" if outer else inner, opened_at)
 
 
 def _user_position() -> str:
@@ -145,10 +148,8 @@ def dump_ops(target: Any = None, *, name: str | None = None) -> Any:
         return _scope_module(target, name)
     if isinstance(target, type):
         return _scope_module_class(target, name)
-    if isinstance(target, (staticmethod, classmethod)):
-        return type(target)(_scoped(target.__func__, name))
-    if isinstance(target, types.MethodType):
-        return types.MethodType(_scoped(target.__func__, name), target.__self__)
+    if isinstance(target, (staticmethod, classmethod, types.MethodType)):
+        return _rebound(target, _scoped(target.__func__, name))
     if callable(target):
         return _scoped(target, name)
     raise TypeError(
@@ -173,24 +174,33 @@ def remove_dump_ops(target: _Target) -> _Target:
     """
     undecorated: Any = None
     if isinstance(target, torch.nn.Module):
-        module = _uncompiled(target)
-        scoped = module.__dict__.get("forward")
+        scoped = _uncompiled(target).__dict__.get("forward")
         if isinstance(scoped, _ScopedForward):
             scoped.remove()
-            return target
+            undecorated = target
     elif isinstance(target, type):
-        if _is_scoped(target.__dict__.get("forward")):
-            target.forward = target.__dict__["forward"].__wrapped__  # type: ignore[attr-defined]
-            return target
-    elif isinstance(target, (staticmethod, classmethod)) and _is_scoped(target.__func__):
-        undecorated = type(target)(target.__func__.__wrapped__)  # type: ignore[attr-defined]
-    elif isinstance(target, types.MethodType) and _is_scoped(target.__func__):
-        undecorated = types.MethodType(target.__func__.__wrapped__, target.__self__)  # type: ignore[attr-defined]
+        if _is_scoped(vars(target).get("forward")):
+            _set_forward(target, vars(target)["forward"].__wrapped__)
+            undecorated = target
+    elif isinstance(target, (staticmethod, classmethod, types.MethodType)):
+        if _is_scoped(target.__func__):
+            undecorated = _rebound(target, _original(target.__func__))
     elif _is_scoped(target):
-        undecorated = target.__wrapped__  # type: ignore[attr-defined]
+        undecorated = _original(target)
     if undecorated is None:
         raise ValueError(f"dump_ops was not applied to {target!r}: there is nothing to remove")
-    return undecorated
+    return cast(_Target, undecorated)
+
+
+def _rebound(descriptor: Any, function: Callable[..., Any]) -> Any:
+    """`function` bound as `descriptor` is: a static, class or bound method."""
+    if isinstance(descriptor, types.MethodType):
+        return types.MethodType(function, descriptor.__self__)
+    return type(descriptor)(function)
+
+
+def _original(scoped: Any) -> Any:
+    return scoped.__wrapped__
 
 
 def _scoped(function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
@@ -201,24 +211,23 @@ def _scoped(function: Callable[..., Any], name: str | None) -> Callable[..., Any
     """
     scope_name = name or getattr(function, "__qualname__", type(function).__name__)
 
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with data_dump(scope_name):
+            return function(*args, **kwargs)
+
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        with data_dump(scope_name):
+            return await function(*args, **kwargs)
+
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        with data_dump(scope_name):
+            return (yield from function(*args, **kwargs))
+
+    wrapper: Callable[..., Any] = call
     if inspect.iscoroutinefunction(function):
-
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with data_dump(scope_name):
-                return await function(*args, **kwargs)
-
+        wrapper = coroutine
     elif inspect.isgeneratorfunction(function):
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with data_dump(scope_name):
-                return (yield from function(*args, **kwargs))
-
-    else:
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with data_dump(scope_name):
-                return function(*args, **kwargs)
-
+        wrapper = generator
     scoped = functools.wraps(function)(_with_own_code(wrapper))
     scoped.__torchair_scope__ = scope_name  # type: ignore[attr-defined]
     return scoped
@@ -249,8 +258,12 @@ def _scope_module_class(cls: type, name: str | None) -> type:
             f"dump_ops takes nn.Module classes, and {cls.__qualname__} is none. "
             "Decorate the methods whose operators are to be dumped."
         )
-    cls.forward = _scoped(cls.forward, name or cls.__qualname__)
+    _set_forward(cls, _scoped(cls.forward, name or cls.__qualname__))
     return cls
+
+
+def _set_forward(cls: type, forward: Callable[..., Any]) -> None:
+    cls.forward = forward  # type: ignore[attr-defined]
 
 
 def _scope_module(module: torch.nn.Module, name: str | None) -> torch.nn.Module:
@@ -263,7 +276,7 @@ def _scope_module(module: torch.nn.Module, name: str | None) -> torch.nn.Module:
 
 def _uncompiled(module: torch.nn.Module) -> torch.nn.Module:
     if isinstance(module, _torch_private.optimized_module_type()):
-        return module._orig_mod
+        return cast(torch.nn.Module, module._orig_mod)
     return module
 
 
@@ -289,14 +302,14 @@ class _ScopedForward:
         return _new_scoped_forward, (), self.__dict__
 
     @property
-    def __wrapped__(self) -> Callable[..., Any]:
+    def __wrapped__(self) -> Any:
         if self.own_forward is not None:
             return self.own_forward
         return types.MethodType(type(self.module).forward, self.module)
 
     @property
     def __doc__(self) -> str | None:  # type: ignore[override]
-        return self.__wrapped__.__doc__
+        return inspect.getdoc(self.__wrapped__)
 
     def remove(self) -> None:
         """Give the module its own `forward` back."""
@@ -309,4 +322,4 @@ class _ScopedForward:
 def _new_scoped_forward() -> _ScopedForward:
     own = {"__call__": _with_own_code(_ScopedForward.__call__)}
     cls = type(_ScopedForward.__name__, (_ScopedForward,), {**_ScopedForward.__dict__, **own})
-    return cls.__new__(cls)
+    return cast(_ScopedForward, object.__new__(cls))

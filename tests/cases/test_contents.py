@@ -38,7 +38,7 @@ def test_02_a_keyword_tensor_has_a_file_named_after_the_keyword(ran, inner):
     (call,) = _calls(ran("case_02_sdpa_kwargs_mask", inner), "scaled_dot_product")
     assert _shapes(call.input_files)["KWARG.attn_mask"] == (4, 4)
     args, kwargs = call.load_args()
-    assert 0.5 in (*args, *kwargs.values())
+    assert 0.5 in [value for value in (*args, *kwargs.values()) if isinstance(value, float)]
 
 
 @every_inner
@@ -173,7 +173,11 @@ def test_29_long_names_with_a_common_prefix_do_not_collide(ran, inner):
     first, second = _calls(ran("case_29_very_long_op_name", inner))
     assert first.target.endswith("_a.default")
     assert second.target.endswith("_b.default")
-    paths = [*first.input_files, *first.output_files, *second.input_files, *second.output_files]
+    paths = [
+        path
+        for call in (first, second)
+        for path in (*call.input_files.values(), *call.output_files.values())
+    ]
     assert len({path.name for path in paths}) == 4
     assert max(len(path.name.encode()) for path in paths) <= 255
     (x,), _ = first.load_args()
@@ -210,12 +214,11 @@ def test_37_equal_graphs_of_two_models_count_their_own_steps(inner, tmp_path):
     (first, inputs), (second, _) = load("case_37_two_models_one_process").parts(
         torchair_scope.scope.data_dump
     )
-    options = {"path": str(tmp_path), "backend": inner}
-    target = torch.compile(first, backend="torchair_scope", fullgraph=True, options=options)
+    target = torch.compile(first, backend=_backend(inner, tmp_path), fullgraph=True)
     results = [target(*inputs) for _ in range(5)]
-    draft = torch.compile(second, backend="torchair_scope", fullgraph=True, options=options)
+    draft = torch.compile(second, backend=_backend(inner, tmp_path), fullgraph=True)
     results += [draft(*inputs), draft(*inputs), target(*inputs)]
-    calls = _calls_of(read(tmp_path))
+    calls = read(tmp_path).ranks[0].calls
     steps = {(call.graph, call.step): call.load_outputs() for call in calls}
     one, two = sorted({call.graph for call in calls})
     assert list(sorted(steps)) == [*((one, step) for step in range(6)), (two, 0), (two, 1)]
@@ -298,33 +301,33 @@ def test_46_a_chain_of_temporaries_is_freed_on_the_way(inner, dump_path):
     assert max(alive) - alive[0] <= 2
 
 
+def _backend(inner, path):
+    """A backend object of its own: Dynamo compiles equal code once for each of them."""
+    config = torchair_scope.CompilerConfig()
+    config.debug.data_dump.path = str(path)
+    return torchair_scope.get_npu_backend(compiler_config=config, inner=inner)
+
+
 def _compiled(function, inner, path):
     options = {"path": str(path), "backend": inner}
     return torch.compile(function, backend="torchair_scope", fullgraph=True, options=options)
 
 
 def _calls(run, target=""):
-    return [call for call in _calls_of(run.dump) if target in call.target]
+    return [call for call in run.calls if target in call.target]
 
 
-def _calls_of(dump):
-    return [call for rank in dump.ranks for call in rank.calls]
+def _arrays(files):
+    return {slot: np.load(path) for slot, path in files.items()}
 
 
-def _arrays(paths):
-    """Arrays by the part of the file's name between the operator and the timestamp."""
-    return {
-        re.search(r"\.((?:INPUT|OUTPUT|KWARG)\..+)\.\d{20}\.npy$", path.name)[1]: np.load(path)
-        for path in paths
-    }
-
-
-def _shapes(paths):
-    return {name: array.shape for name, array in _arrays(paths).items()}
+def _shapes(files):
+    return {slot: array.shape for slot, array in _arrays(files).items()}
 
 
 def _directions(run):
-    return {graph.number: graph.record["direction"] for graph in run.dump.ranks[0].graphs}
+    (rank,) = run.dump.ranks
+    return {graph["graph"]: graph["direction"] for graph in rank.graphs}
 
 
 def _assert_same_in_any_order(actual, expected):

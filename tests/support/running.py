@@ -15,15 +15,15 @@ from unittest import mock
 
 import torch
 import torch._inductor.config
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 import torchair_scope
-from torchair_scope.store.reader import Dump, read
+from torchair_scope.store.reader import Call, Dump, read
 
 
 @dataclass
 class Outcome:
-    """What a case computed: `values[k]` is the result of call k."""
+    """What a case computed; `values` are the tensors that all its calls returned."""
 
     values: list[Any] = field(default_factory=list)
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
@@ -38,6 +38,11 @@ class CaseResult:
     result: Outcome
     reference: Outcome
     dump: Dump
+
+    @property
+    def calls(self) -> list[Call]:
+        """All calls of the dump, in order of graph, step and execution."""
+        return [call for rank in self.dump.ranks for call in rank.calls]
 
 
 def run_case(
@@ -59,7 +64,11 @@ def run_case(
     result = _run(
         case, torchair_scope.scope.data_dump, calls, backend="torchair_scope", options=options
     )
-    return CaseResult(result, reference, read(tmp_path))
+    return CaseResult(result, reference, _read_if_there(tmp_path))
+
+
+def _read_if_there(path: Path) -> Dump:
+    return read(path) if path.is_dir() and any(path.iterdir()) else Dump(path, [])
 
 
 def _run(case: ModuleType, data_dump: Callable, calls: int, **backend: Any) -> Outcome:
@@ -140,8 +149,8 @@ def _called(case: ModuleType, compiled: Callable, all_inputs: list[tuple]) -> Ou
         values = _in_threads(compiled, inputs, getattr(case, "THREADS", 1))
         if getattr(case, "GRAD", False):
             sum(_loss(value) for value in values).backward()
-        outcome.values.extend(tree_flatten(value)[0] for value in values)
-    for position, value in enumerate(tree_flatten(all_inputs)[0]):
+        outcome.values.extend(tree_leaves(values))
+    for position, value in enumerate(tree_leaves(all_inputs)):
         if isinstance(value, torch.Tensor) and value.requires_grad:
             outcome.gradients[f"input {position}"] = value.grad
     return outcome
@@ -155,5 +164,5 @@ def _in_threads(compiled: Callable, inputs: tuple, threads: int) -> list[Any]:
 
 
 def _loss(value: Any) -> torch.Tensor:
-    leaves = tree_flatten(value)[0]
+    leaves = tree_leaves(value)
     return sum(leaf.square().sum() for leaf in leaves if leaf.requires_grad)

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv-torchair"
@@ -41,35 +42,34 @@ def environment() -> dict[str, str]:
 
 def unavailable(setup: str) -> str | None:
     """Why a set-up cannot be used here, or None if it is ready."""
-    if not STATE.exists():
+    state = _state()
+    if state is None:
         return f"not prepared; run: python {Path(__file__).relative_to(ROOT)}"
-    return json.loads(STATE.read_text())["unavailable"][setup]
+    return state["unavailable"][setup]
 
 
 def prepare() -> dict[str, str | None]:
     """Make the environment; returns for each set-up why it is unavailable, or None."""
-    if _up_to_date():
-        return dict.fromkeys(SETUPS)
+    before, now = _state(), {"python": sys.version, "sources": _fingerprint()}
+    if before == now | {"unavailable": dict.fromkeys(SETUPS)}:
+        return before["unavailable"]
     STATE.unlink(missing_ok=True)
-    _install_packages()
+    _install_packages(anew=before is None or before.get("python") != sys.version)
     problem = _install_torch_npu()
     reasons = dict.fromkeys(SETUPS, problem)
     if problem is None:
         reasons["C"] = _build_stubs()
-    STATE.write_text(json.dumps({"fingerprint": _fingerprint(), "unavailable": reasons}, indent=2))
+    STATE.write_text(json.dumps(now | {"unavailable": reasons}, indent=2))
     return reasons
 
 
-def _up_to_date() -> bool:
-    if not STATE.exists():
-        return False
-    state = json.loads(STATE.read_text())
-    ready = not any(state["unavailable"].values())
-    return ready and state["fingerprint"] == _fingerprint()
+def _state() -> dict[str, Any] | None:
+    """What the last complete preparation left, or None."""
+    return json.loads(STATE.read_text()) if STATE.exists() else None
 
 
 def _fingerprint() -> str:
-    """Changes whenever the environment has to be made anew."""
+    """Changes whenever there is something new to install or to build."""
     setups = Path(__file__).parent / "setups"
     sources = (
         _CONSTRAINTS,
@@ -79,7 +79,7 @@ def _fingerprint() -> str:
         setups / "acl_overrides.c",
     )
     contents = b"".join(source.read_bytes() for source in sources)
-    return hashlib.sha256(sys.version.encode() + contents).hexdigest()
+    return hashlib.sha256(contents).hexdigest()
 
 
 def _run(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -97,8 +97,8 @@ def _pip_install(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return _run(PYTHON, "-m", "pip", "install", *quiet, *arguments)
 
 
-def _install_packages() -> None:
-    _require(_run(sys.executable, "-m", "venv", VENV))
+def _install_packages(anew: bool) -> None:
+    _require(_run(sys.executable, "-m", "venv", *(["--clear"] if anew else []), VENV))
     _require(_pip_install("-c", _CONSTRAINTS, *_PACKAGES))
     _require(_pip_install("--no-deps", "--editable", ROOT))
 

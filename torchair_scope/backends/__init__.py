@@ -26,7 +26,7 @@ _ON_ERROR = ("warn", "raise")
 def get_npu_backend(
     *,
     compiler_config: CompilerConfig | None = None,
-    custom_decompositions: Mapping[Any, Callable[..., Any]] = {},  # noqa: B006 (TorchAir's signature)
+    custom_decompositions: Mapping[Any, Callable[..., Any]] = {},
     inner: InnerCompiler = "inductor",
     on_error: Literal["warn", "raise"] = "warn",
 ) -> Backend:
@@ -54,15 +54,14 @@ def get_npu_backend(
     """
     scoper, compiler = _assemble(compiler_config, custom_decompositions, inner, on_error)
 
-    def backend(
-        gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any
-    ) -> Any:
+    def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         _refuse_options(options)
         if not scoper.wants(gm):
             return compiler.untouched(gm, example_inputs)
-        if scoper.dumps_whole(gm):
-            return interpret_whole(gm, example_inputs, scoper, custom_decompositions)
-        return compiler.scoped(gm, example_inputs, scoper)
+        entered = scoper.entered_with(gm)
+        if entered.dumps_whole(gm):
+            return interpret_whole(gm, example_inputs, entered, custom_decompositions)
+        return compiler.scoped(gm, example_inputs, entered)
 
     return backend
 

@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from torchair_scope import _torch_private
-from torchair_scope.capture.compiler import Direction, Scoper
+from torchair_scope.capture.compiler import DIRECTIONS, Direction, Scoper
 from torchair_scope.capture.cut import Boxed
-
-_DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "inference")
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class AtenCompiler:
 
     def untouched(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compile a Dynamo graph without a scope."""
-        compilers = dict.fromkeys(_DIRECTIONS, self.compile_graph)
+        compilers = dict.fromkeys(DIRECTIONS, self.compile_graph)
         return _torch_private.compile_with_aot(gm, example_inputs, compilers, self.decompositions)
 
     def scoped(
@@ -109,6 +107,6 @@ def each_direction(
     def compiler(direction: Direction) -> Callable[..., Any]:
         return lambda gm, inputs: compile_graph(gm, inputs, direction)
 
-    compilers = {direction: compiler(direction) for direction in _DIRECTIONS}
+    compilers = {direction: compiler(direction) for direction in DIRECTIONS}
     with _torch_private.no_shared_artifacts():
         return _torch_private.compile_with_aot(gm, example_inputs, compilers, decompositions)

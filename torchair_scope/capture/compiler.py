@@ -10,7 +10,7 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from torchair_scope import _torch_private
 from torchair_scope.capture import nodes
 from torchair_scope.capture.cut import Boxed, CutGraph, Part, compiled_part, dumped_part
+from torchair_scope.capture.dynamo_graph import facts_of, warn_of_dead_code
 from torchair_scope.capture.effects import is_random
 from torchair_scope.capture.extract import extract
 from torchair_scope.capture.graph_dump import write_graph
@@ -29,6 +30,7 @@ from torchair_scope.store.run import open_run
 from torchair_scope.store.writer import GraphDump, Step
 
 Direction = Literal["forward", "backward", "inference"]
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "inference")
 Filter = Callable[[torch.fx.Node], torch.fx.Node | None]
 
 _FALLS_BACK = (
@@ -89,12 +91,19 @@ def next_graph_number() -> int:
         return next(_graph_numbers)
 
 
+@dataclass(frozen=True)
 class Scoper:
-    """Compiles graphs with scopes in them, by the settings of one backend."""
+    """Compiles graphs with scopes in them, by the settings of one backend.
 
-    def __init__(self, settings: DumpSettings, inner_name: str) -> None:
-        self.settings = settings
-        self.inner_name = inner_name
+    Args:
+        settings: what to dump, and where.
+        inner_name: how the manifest and messages call the inner compiler.
+        facts: what is known of the Dynamo graph that the ATen graphs come from.
+    """
+
+    settings: DumpSettings
+    inner_name: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def wants(self, gm: torch.fx.GraphModule) -> bool:
         """Whether a Dynamo graph is to pass through `compile`; else it goes on as it is."""
@@ -103,6 +112,11 @@ class Scoper:
     def dumps_whole(self, gm: torch.fx.GraphModule) -> bool:
         """Whether the whole graph is dumped: the option is set, and no scope narrows it."""
         return self.settings.whole_graph and not has_tags(gm)
+
+    def entered_with(self, gm: torch.fx.GraphModule) -> Scoper:
+        """The scoper for the ATen graphs that this Dynamo graph gives rise to."""
+        warn_of_dead_code(gm)
+        return replace(self, facts=facts_of(gm))
 
     def compile(
         self,
@@ -202,11 +216,10 @@ class Scoper:
         description = {
             "direction": direction,
             "inner": self.inner_name,
+            **self.facts,
             "regions": [region.kind for region in regions],
             "nodes": [
-                nodes.describe_node(node)
-                for node in gm.graph.nodes
-                if node.op.startswith("call_")
+                nodes.describe_node(node) for node in gm.graph.nodes if node.op.startswith("call_")
             ],
         }
         return CutGraph(gm, parts, _Graph(self.settings, number, description))

@@ -16,7 +16,8 @@ Boxed = Callable[[list[Any]], Any]
 class GraphSink(Protocol):
     """A graph, as the store sees it: it begins a step for each run."""
 
-    def begin_step(self) -> StepSink: ...
+    def begin_step(self) -> StepSink:
+        """Begin to save one run of the graph."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class CutGraph:
         self._parts = list(zip(parts, _last_reads(parts, _nodes_in(self._result)), strict=True))
 
     def __call__(self, args: list[Any]) -> Any:
+        """Run the graph once: one step of the dump."""
         step = self._sink.begin_step()
         try:
             return self._run(args, step)

@@ -13,7 +13,8 @@ from torchair_scope.capture.nodes import target_name
 class CallSink(Protocol):
     """Where the outputs of a call that has begun go."""
 
-    def finish(self, result: Any) -> None: ...
+    def finish(self, result: Any) -> None:
+        """Save what the operator returned, and the call's record."""
 
 
 class StepSink(Protocol):
@@ -21,9 +22,11 @@ class StepSink(Protocol):
 
     def begin_call(
         self, node: str, target: str, args: tuple[Any, ...], kwargs: dict[str, Any], facts: Any
-    ) -> CallSink: ...
+    ) -> CallSink:
+        """Save the inputs of a call that is about to run."""
 
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        """Save what is known of the step as a whole."""
 
 
 class DumpingInterpreter(torch.fx.Interpreter):
@@ -53,7 +56,7 @@ class DumpingInterpreter(torch.fx.Interpreter):
         self.node: torch.fx.Node | None = None
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Run one node, and remember which it is for `call_function`."""
+        """Run one node, and remember which it is, for `call_function`."""
         self.node = n
         return super().run_node(n)
 

@@ -8,17 +8,11 @@ from typing import Literal
 
 from torch import fx
 
-from torchair_scope.capture.effects import (
-    is_assert,
-    is_mode_switch,
-    is_unpacking,
-    order_dependencies,
-)
+from torchair_scope.capture.effects import order_dependencies
 from torchair_scope.capture.symbols import binders, is_symbolic, symbol_bound_by, symbols_of
+from torchair_scope.capture.targets import is_assert, is_call, is_mode_switch, is_unpacking
 
 Kind = Literal["compiled", "dumped"]
-
-_IN_NO_REGION = ("placeholder", "get_attr", "output")
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ def partition(graph: fx.Graph, dumped: Callable[[fx.Node], bool]) -> list[Region
         The regions in execution order. Of two cuts with equally many regions the one with fewer
         compiled regions, and of those the one that starts compiled.
     """
-    nodes = [node for node in graph.nodes if node.op not in _IN_NO_REGION]
+    nodes = [node for node in graph.nodes if is_call(node)]
     kinds: dict[fx.Node, Kind] = {
         node: "dumped" if dumped(node) else "compiled" for node in nodes if has_own_kind(node)
     }
@@ -87,7 +81,7 @@ def has_own_kind(node: fx.Node) -> bool:
     latest node that they depend on, whether tagged or not.
     """
     goes_along = is_unpacking(node) or is_symbolic(node) or is_assert(node) or is_mode_switch(node)
-    return node.op not in _IN_NO_REGION and not goes_along
+    return is_call(node) and not goes_along
 
 
 def _predecessors(

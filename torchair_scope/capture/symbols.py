@@ -34,19 +34,18 @@ def is_symbolic(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        if torch.Tag.data_dependent_output in target.tags:
-            return False
-        if target._schema.name in _SHAPE_QUERIES:
-            return True
-    return isinstance(value_of(node), (*_SYMBOLIC, int, float))
+    if isinstance(target, torch._ops.OpOverload) and target._schema.name in _SHAPE_QUERIES:
+        return True
+    if not isinstance(value_of(node), (*_SYMBOLIC, int, float)):
+        return False
+    return not any(isinstance(value_of(used), torch.Tensor) for used in node.all_input_nodes)
 
 
 def symbols_of(node: fx.Node) -> list[str]:
     """The symbols in the node's value: in its number, or in any size, stride or storage offset."""
     found: dict[str, None] = {}
     for number in _symbolic_numbers(value_of(node)):
-        found.update(dict.fromkeys(sorted(map(str, free_symbols(number)))))
+        found.update(dict.fromkeys(sorted(symbol.name for symbol in free_symbols(number))))
     return list(found)
 
 
@@ -114,7 +113,7 @@ def _as_symbol(number: Any) -> str | None:
     if not isinstance(number, (torch.SymInt, torch.SymFloat)) or not free_symbols(number):
         return None
     expression = number.node.expr
-    return str(expression) if expression.is_Symbol else None
+    return str(expression.name) if expression.is_Symbol else None
 
 
 def _symbolic_numbers(value: Any) -> Iterator[Any]:

@@ -6,7 +6,7 @@ also carries it into the forward and the backward ATen graph.
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,23 +57,36 @@ def tag_gradient_sums(graph: torch.fx.Graph) -> None:
     """Tag the additions with which a scope's own gradients are summed up in the backward.
 
     AOTAutograd annotates none of them, since a sum may join gradients from anywhere. One that
-    joins values of a scope only belongs to it, and so does one that stands between its operators.
+    stands between operators of a scope belongs to it, and so does one that joins values of the
+    scope only.
     """
     sums = [node for node in graph.nodes if node.meta.get("is_gradient_acc")]
+    made_of: dict[torch.fx.Node, Tag] = {}
     for node in sums:
-        if all(tag_of(source) is not None for source in node.all_input_nodes):
-            _put_common_tag(node, node.all_input_nodes)
+        sources = (made_of.get(source) or tag_of(source) for source in node.all_input_nodes)
+        made_of.update((node, tag) for tag in filter(None, sources))
+    used_in: dict[torch.fx.Node, Tag] = {}
     for node in reversed(sums):
-        if any(tag_of(source) is not None for source in node.all_input_nodes):
-            _put_common_tag(node, list(node.users))
+        uses = (used_in.get(user) or tag_of(user) for user in node.users)
+        used_in.update((node, tag) for tag in filter(None, uses))
+    for node in sums:
+        if node in made_of and node in used_in:
+            _put_common_tag(node, [made_of[node], used_in[node]])
+    for node in sums:
+        _put_common_tag(node, [tag_of(source) for source in node.all_input_nodes])
 
 
-def _put_common_tag(node: torch.fx.Node, relatives: Sequence[torch.fx.Node]) -> None:
-    tags = [tag_of(relative) for relative in relatives]
-    if tag_of(node) is not None or not tags or None in tags:
-        return
+def _put_common_tag(node: torch.fx.Node, tags: Sequence[Tag | None]) -> None:
+    """Tag `node` with the innermost scope that all the tags lie in, if there is one."""
     known = [tag for tag in tags if tag is not None]
-    path = "/".join(os.path.commonprefix([tag.scope.split("/") for tag in known]))
+    if tag_of(node) is not None or len(known) < len(tags):
+        return
+    path = _common_path([tag.scope.split("/") for tag in known])
     if path:
         shared = next((tag for tag in known if tag.scope == path), Tag(path, UNKNOWN))
         node.meta["custom"] = {**(node.meta.get("custom") or {}), KEY: tuple(shared)}
+
+
+def _common_path(paths: Sequence[Sequence[str]]) -> str:
+    steps = itertools.takewhile(lambda step: len(set(step)) == 1, zip(*paths, strict=False))
+    return "/".join(names[0] for names in steps)

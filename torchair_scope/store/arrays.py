@@ -66,7 +66,7 @@ def describe(tensor: torch.Tensor) -> Description:
     for name, fact in _FACTS.items():
         try:
             value = fact(tensor)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        except Exception:
             continue  # not every kind of tensor has every fact: a sparse one has no stride
         if value is not None and value is not False:
             description[name] = value
@@ -180,7 +180,7 @@ def _dequantised(tensor: torch.Tensor) -> Array:
     if tensor.dtype is not torch.qint32 or tensor.qscheme() is not torch.per_tensor_affine:
         return tensor.dequantize().numpy()
     whole: Array = tensor.int_repr().numpy().astype(np.float64)  # float32 cannot hold every qint32
-    return (whole - tensor.q_zero_point()) * tensor.q_scale()
+    return np.asarray((whole - tensor.q_zero_point()) * tensor.q_scale())
 
 
 def _from_bfloat16(tensor: torch.Tensor) -> Array:
@@ -188,18 +188,19 @@ def _from_bfloat16(tensor: torch.Tensor) -> Array:
 
 
 def _from_complex32(tensor: torch.Tensor) -> Array:
-    halves: Array = torch.view_as_real(tensor).numpy().astype(np.float32)
-    return halves.view(np.complex64)[..., 0]
+    halves = torch.view_as_real(tensor).numpy().astype(np.float32, order="C")
+    return np.asarray(halves.view(np.complex64)[..., 0])
 
 
 def _from_float8(tensor: torch.Tensor) -> Array:
-    return _float8_values(tensor.dtype)[tensor.view(torch.uint8).numpy()]
+    return np.asarray(_float8_values(tensor.dtype)[tensor.view(torch.uint8).numpy()])
 
 
 def _from_float4_pairs(tensor: torch.Tensor) -> Array:
     packed = tensor.view(torch.uint8).numpy()
     pairs = np.stack([packed & 15, packed >> 4], axis=-1)
-    return _FLOAT4_VALUES[pairs.reshape(*packed.shape[:-1], -1)]
+    *outer, last = packed.shape or (1,)
+    return np.asarray(_FLOAT4_VALUES[pairs.reshape(*outer, 2 * last)])
 
 
 def _from_bytes(tensor: torch.Tensor) -> Array:
@@ -213,9 +214,12 @@ def _from_bits16(tensor: torch.Tensor) -> Array:
 
 @functools.cache
 def _float8_values(dtype: torch.dtype) -> Array:
-    """The float32 value of each of the 256 bytes."""
+    """The float32 value of each of the 256 bytes; each NaN carries its byte, to be told apart."""
     every_byte = torch.arange(256, dtype=torch.uint8)
-    return every_byte.view(dtype).to(torch.float32).numpy()
+    values: Array = every_byte.view(dtype).to(torch.float32).numpy()
+    nan = np.isnan(values)
+    values.view(np.uint32)[nan] |= every_byte.numpy()[nan]
+    return values
 
 
 _FLOAT4_VALUES: Array = np.array(
@@ -268,7 +272,7 @@ def _true_bits(array: Array, dtype: torch.dtype) -> Array:
         array = (_contiguous(array).view(np.uint32) >> 16).astype(np.uint16)
     elif dtype is torch.complex32:
         halves = np.stack([array.real, array.imag], axis=-1).astype(np.float16)
-        array = halves.view(np.uint32)[..., 0]
+        array = _contiguous(halves).view(np.uint32)[..., 0]
     elif name.removeprefix("torch.") in _FLOAT8:
         array = _nearest_code(array, _float8_values(dtype))
     elif dtype is torch.float4_e2m1fn_x2:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
 import re
 import threading
-from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 
 import torch.distributed
@@ -73,7 +73,7 @@ def call_stem(node: str, target: str) -> str:
     out. It leaves room for the slots that occur; a longer one is shortened by `file_name`.
     """
     longest = _LONGEST_NAME - _ENDING - _ROOM_FOR_SLOT
-    return _shortened(f"{node}-{_ADDRESS.sub('', target)}", longest, frozenset({node, target}))
+    return _safe(f"{node}-{_ADDRESS.sub('', target)}", longest)
 
 
 def slot_name(kind: str, *indices: int | str) -> str:
@@ -89,17 +89,23 @@ def slot_name(kind: str, *indices: int | str) -> str:
 
 def file_name(stem: str, slot: str, stamp: str) -> str:
     """Name one `.npy` file; at most 255 bytes, characters `[A-Za-z0-9_.-]` only."""
+    if _FORBIDDEN.search(slot):  # two keywords may differ in forbidden characters only
+        slot = f"{slot}-{_digest(slot)}"
     room = _LONGEST_NAME - _ENDING - len(stem) - len(".")
-    return f"{stem}.{_shortened(slot, room, frozenset({slot}))}.{stamp}.npy"
+    return f"{stem}.{_safe(slot, room)}.{stamp}.npy"
 
 
-def _shortened(text: str, longest: int, identity: Iterable[str]) -> str:
+def _safe(text: str, longest: int) -> str:
     """Replace forbidden characters; past `longest` characters, the end gives way to a hash."""
     safe = _FORBIDDEN.sub("_", text)
     if len(safe) <= longest:
         return safe
-    digest = hashlib.blake2b("\0".join(sorted(identity)).encode(), digest_size=8).hexdigest()
+    digest = _digest(text)
     return f"{safe[: longest - len(digest) - 1]}-{digest}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=6).hexdigest()
 
 
 _stamp_lock = threading.Lock()
@@ -135,4 +141,4 @@ def make_folders(path: str) -> None:
         os.mkdir(path, FOLDER_MODE)
     except FileExistsError:
         if not os.path.isdir(path):
-            raise NotADirectoryError(20, "is a file, not a folder", path) from None
+            raise NotADirectoryError(errno.ENOTDIR, "is a file, not a folder", path) from None

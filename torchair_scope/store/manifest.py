@@ -9,6 +9,7 @@ as `{"tuple": […]}`, `{"dtype": "torch.float32"}` or `{"tensor": {"slot": "INP
 from __future__ import annotations
 
 import collections
+import errno
 import json
 import keyword
 import math
@@ -257,12 +258,17 @@ class Manifest:
             self._unwritten += line.encode() + b"\n"
             self._flush()
 
-    def exists(self) -> bool:
-        """Say whether the file is still where it was made."""
-        return self._descriptor is not None and os.path.exists(self.path)
+    def is_in_place(self) -> bool:
+        """Say whether the file is open and still the one that its path leads to."""
+        if self._descriptor is None:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(self.path))
+        except OSError:
+            return False
 
-    def reopen(self) -> None:
-        """Start the file anew, for when its folder was deleted."""
+    def close(self) -> None:
+        """Close the file; an `append` would make it anew."""
         with self._lock:
             if self._descriptor is not None:
                 os.close(self._descriptor)
@@ -283,5 +289,5 @@ class Manifest:
             raise
         if written < len(self._unwritten):
             os.ftruncate(self._descriptor, size)
-            raise OSError(28, os.strerror(28), self.path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
         self._unwritten = b""

@@ -120,7 +120,7 @@ class Call:
         if name is None:
             reasons = [lost["reason"] for lost in self.record["missing"] if lost["slot"] == slot]
             raise MissingTensorError(f"{slot} of {self.node} was not saved: {reasons}")
-        path = self._step_folder / name
+        path = self._step_folder / str(name)
         if not path.exists():
             raise MissingTensorError(f"{slot} of {self.node}: {path} is gone")
         return path

@@ -36,11 +36,7 @@ class DumpWarning(UserWarning):
 
 
 class RankFolder:
-    """The folder that this process alone writes to, with its manifest.
-
-    It is made, its owner recorded and an earlier run's moved aside, when the object is; if that
-    fails for want of space it is tried again at each step.
-    """
+    """The folder that this process alone writes to, with its manifest."""
 
     def __init__(self, base: str, rank: int, world_size: int) -> None:
         self.base = base
@@ -49,34 +45,32 @@ class RankFolder:
         self._said: set[str] = set()
         self.lock = threading.RLock()
         self._header: list[Record] = [_run_record(rank, world_size)]
-        name = layout.rank_folder_name(rank, world_size)
-        _make_base(base)
-        with _naming_permission(base), _exclusive(base):
-            self.path = _claim(os.path.join(base, name))
-            self.manifest = Manifest(os.path.join(self.path, layout.MANIFEST))
-            self.claim_error = self._try_to_start()
+        self._wanted = os.path.join(base, layout.rank_folder_name(rank, world_size))
+        self._set_path(self._wanted)
 
-    def _try_to_start(self) -> OSError | None:
-        try:
-            self.make_sure()
-        except OSError as error:
-            if error.errno in _NO_PERMISSION:
-                raise
-            return error
-        return None
+    def _set_path(self, path: str) -> None:
+        self.path = path
+        self.manifest = Manifest(os.path.join(path, layout.MANIFEST))
 
     def make_sure(self) -> None:
-        """Make the folder and start its manifest, unless they are there.
+        """Claim the folder and start its manifest, unless that is done.
 
-        A user may delete the dump between two runs in one process: what follows stands in a dump
-        that is complete from here on.
+        A user may delete the dump between two runs in one process: what follows then goes to a
+        dump that has all of its records.
+
+        **Raises:** `OSError` if the folder or the manifest cannot be made.
         """
-        if self.manifest.exists():
-            return
-        self.manifest.reopen()
-        layout.make_folders(self.path)
-        for record in self._header:
-            self.append(record)
+        with self.lock:
+            self.check_owner()
+            if self.manifest.is_in_place():
+                return
+            self.manifest.close()
+            _make_base(self.base)
+            with _naming_permission(self.base), _exclusive(self.base):
+                self._set_path(_claim(self._wanted))
+                layout.make_folders(self.path)
+                for record in self._header:
+                    self.append(record)
 
     def append(self, record: Record) -> None:
         """Write a record; `OSError` if that is not possible now."""
@@ -187,15 +181,17 @@ def open_run(path: str | os.PathLike[str] | None = None, on_error: OnError = "wa
     rank, world_size = layout.rank_and_world_size()
     name = layout.rank_folder_name(rank, world_size)
     with _runs_lock:
-        rank_folder = _folders.get((base, name))
-        if rank_folder is None:
-            rank_folder = _folders[base, name] = RankFolder(base, rank, world_size)
-        run = _runs.setdefault((base, name, on_error), Run(rank_folder, on_error))
-    if rank_folder.claim_error is not None:
-        error, rank_folder.claim_error = rank_folder.claim_error, None
+        if (base, name) not in _folders:
+            _folders[base, name] = RankFolder(base, rank, world_size)
+        run = _runs.setdefault((base, name, on_error), Run(_folders[base, name], on_error))
+    try:
+        run.rank_folder.make_sure()
+    except (NotADirectoryError, PermissionError):
+        raise
+    except OSError as error:
         if on_error == "raise":
-            raise error
-        rank_folder.say_once("write", f"torchair_scope cannot start the dump: {error}")
+            raise
+        run.rank_folder.say_once("write", f"torchair_scope cannot start a dump in {base}: {error}")
     return run
 
 

@@ -68,17 +68,18 @@ class Step:
         self.graph = graph
         self.number = number
         self.problems: list[str] = []
-        self._name = layout.step_folder_name(graph, number)
-        self._folder = os.path.join(run.folder, self._name)
         self._stamp = layout.time_stamp()
         self._order = itertools.count()
         self._open: dict[int, Call] = {}
         self._calls = self._files = self._bytes = 0
         self._missing = 0
         self._stopped: str | None = None
+        self._skipped = True
         with _guarded(run, run.folder, self.problems):
             run.rank_folder.make_sure()
-        self._skipped = self._is_skipped()
+            self._skipped = self._is_skipped()
+        self._name = layout.step_folder_name(graph, number)
+        self._folder = os.path.join(run.folder, self._name)
 
     def _is_skipped(self) -> bool:
         """Leave the last bytes of a full disk to the step records."""
@@ -149,13 +150,14 @@ class Step:
             self.run.rank_folder.check_owner()
             self._bytes += write_npy(self._folder, name, array)
         except OSError as error:
-            named = OSError(error.errno, os.strerror(error.errno or errno.EIO), path)
-            if error.errno in _FULL:
-                self._stopped = named.strerror
+            number = error.errno or errno.EIO
+            reason = os.strerror(number)
+            if number in _FULL:
+                self._stopped = reason
                 self.run.rank_folder.disk_full = True
-            self.problems.append(f"{self._name}/{name}: {named.strerror}")
-            _report(self.run, named, path)
-            return named.strerror
+            self.problems.append(f"{self._name}/{name}: {reason}")
+            _report(self.run, OSError(number, reason, path), path)
+            return reason
         self._files += 1
         return None
 

@@ -50,3 +50,20 @@ def test_the_npu_executor_is_chosen_wherever_torch_npu_is_imported(
     cpu, npu = 0, 1
     expected = npu if "torch_npu" in sys.modules else cpu
     assert recorder.ge_graphs[0].executor_type == expected
+
+
+def test_a_core_limit_holds_for_its_operators_and_changes_no_result(
+    torchair, device, compiler_config, recorder, mode
+):
+    def model(x):
+        with torchair.scope.limit_core_num(2, 4):
+            y = torch.relu(x)
+        return torch.tanh(y)
+
+    run = compiled(torchair, model, compiler_config(mode))
+    x = torch.randn(3, 4).to(device)
+    assert_same(run(x), model(x))
+    for graph in recorder.ge_graphs:
+        limited = graph.types_with_attribute("_op_aicore_num")
+        assert "Relu" in limited
+        assert "Tanh" not in limited

@@ -7,7 +7,7 @@ import ctypes
 import itertools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -91,6 +91,22 @@ def _tensor_on(meta: dict[str, Any], storage: torch.UntypedStorage) -> torch.Ten
         return empty.set_(storage, meta["storage_offset"], meta["size"], meta["stride"])
 
 
+def _in_module(module: str, **functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """Name the functions as torch_npu's own: TorchAir finds their calls in code by these names."""
+    for name, function in functions.items():
+        function.__module__, function.__name__, function.__qualname__ = module, name, name
+    return functions
+
+
+_TRACED = _in_module(
+    "torch_npu.npu.utils", current_stream=lambda device=None: _streams[-1]
+) | _in_module(
+    "torch_npu.npu.npu_config",
+    get_stream_limit=lambda stream: {"cube_core_num": 24, "vector_core_num": 48},
+    set_stream_limit=lambda *args: None,
+)
+
+
 def _npu_module(utils: types.ModuleType, streams: types.ModuleType) -> types.ModuleType:
     pools = itertools.count(1)
     npu = make_module(
@@ -103,11 +119,8 @@ def _npu_module(utils: types.ModuleType, streams: types.ModuleType) -> types.Mod
         NPUGraph=TapedGraph,
         graph=capture_into,
         stream=_current,
-        current_stream=lambda device=None: _streams[-1],
         default_stream=lambda device=None: _streams[0],
         set_stream=lambda stream: None,
-        get_stream_limit=lambda stream: {"cube_core_num": 24, "vector_core_num": 48},
-        set_stream_limit=lambda *args: None,
         is_current_stream_capturing=lambda: RECORDER.capturing,
         current_device=lambda: 0,
         device_count=lambda: 1,
@@ -118,6 +131,7 @@ def _npu_module(utils: types.ModuleType, streams: types.ModuleType) -> types.Mod
         empty_cache=lambda: None,
         memory_snapshot=lambda: [],
         graph_pool_handle=lambda: (next(pools), 0),
+        **_TRACED,
         matmul=types.SimpleNamespace(allow_hf32=False),
         conv=types.SimpleNamespace(allow_hf32=True),
         _get_deterministic_level=lambda: 0,

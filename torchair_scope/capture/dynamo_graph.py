@@ -1,0 +1,76 @@
+"""What only the Dynamo graph knows, before AOTAutograd makes ATen graphs of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torchair_scope.capture.nodes import source_of
+from torchair_scope.capture.tags import Tag, tag_of
+
+
+def facts_of(gm: torch.fx.GraphModule) -> dict[str, Any]:
+    """Facts for the graph records of all ATen graphs that come from this Dynamo graph."""
+    tensors = list(_dtensors(gm))
+    return {"dtensors": tensors} if tensors else {}
+
+
+def warn_of_dead_code(gm: torch.fx.GraphModule) -> None:
+    """Say which operators of a scope no compiler will see, because nothing uses their values."""
+    for tag, nodes in _dead_by_scope(gm).items():
+        sources = [source for source in map(source_of, nodes) if source is not None]
+        lines = ", ".join(dict.fromkeys(f"{source.line}: {source.code}" for source in sources))
+        warnings.warn(
+            f"scope {tag.scope!r} opened at {tag.opened_at}: {len(nodes)} of its operators are "
+            f"removed as dead code, since nothing uses their values, and are not dumped "
+            f"(line {lines}). Return such a value, or use it, to have it dumped.",
+            stacklevel=2,
+        )
+
+
+def _dead_by_scope(gm: torch.fx.GraphModule) -> dict[Tag, list[torch.fx.Node]]:
+    alive: set[torch.fx.Node] = set()
+    dead: dict[Tag, list[torch.fx.Node]] = defaultdict(list)
+    for node in reversed(gm.graph.nodes):
+        tag = tag_of(node)
+        if node.op == "output" or _has_effect(node) or any(user in alive for user in node.users):
+            alive.add(node)
+        elif tag is not None and node.op.startswith("call_"):
+            dead[tag].insert(0, node)
+    return dead
+
+
+def _has_effect(node: torch.fx.Node) -> bool:
+    """Whether a node of a Dynamo graph may do more than return a value."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name.endswith("_") and not name.endswith("__"):
+        return True
+    return "out" in node.kwargs or node.is_impure() or not _is_known(node.target, name)
+
+
+def _is_known(target: Any, name: str) -> bool:
+    """Whether a target is one of torch's functions, of which the name tells if they mutate."""
+    module = str(getattr(target, "__module__", ""))
+    if module == "_operator":
+        in_place = name.startswith("i") and hasattr(torch.Tensor, f"__{name}__")
+        return not in_place and name not in ("setitem", "delitem")
+    return isinstance(target, str) or module.startswith(("torch", "math")) or hasattr(torch, name)
+
+
+def _dtensors(gm: torch.fx.GraphModule) -> Iterator[dict[str, Any]]:
+    """Where the local tensors of the graph's DTensors lie in the whole ones."""
+    for node in gm.graph.nodes:
+        value = node.meta.get("example_value")
+        if hasattr(value, "placements") and hasattr(value, "device_mesh"):
+            yield {
+                "node": node.name,
+                "shape": [str(size) for size in value.shape],
+                "placements": [str(placement) for placement in value.placements],
+                "mesh": str(value.device_mesh),
+            }
