@@ -122,11 +122,14 @@ def dynamo_backend(name: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def no_shared_artifacts() -> Iterator[None]:
-    """Keep what is compiled here out of the AOTAutograd cache, and out of CSE across scopes.
+def compiling_for_scopes() -> Iterator[None]:
+    """Have AOTAutograd compile a graph for scopes.
 
-    Annotations are not part of that cache's key, so a scoped graph would be answered with the
-    code of its unscoped twin. CSE keeps the first of two equal nodes, scoped or not.
+    * Its cache stays out of it: annotations are not part of the key, so a scoped graph would be
+      answered with the code of its unscoped twin.
+    * No CSE, which keeps the first of two equal nodes, scoped or not.
+    * No donated buffers: they are positions among the inputs of the whole backward graph, and
+      a part of it would overwrite others.
     """
     config = private("torch._functorch", "config")
     with config.patch(
@@ -134,6 +137,7 @@ def no_shared_artifacts() -> Iterator[None]:
         force_autograd_cache=False,
         bundled_autograd_cache=False,
         cse=False,
+        donated_buffer=False,
     ):
         yield
 

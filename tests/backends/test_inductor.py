@@ -38,7 +38,9 @@ def test_a_function_without_a_scope_has_the_same_generated_code_as_with_inductor
                 value.backward()
 
         with fresh_cache():
-            return run_and_get_code(run)[1]
+            codes = run_and_get_code(run)[1]
+        # The process counts its graphs, and each file's first line has the number.
+        return [code.partition("\n")[2] for code in codes]
 
     alone = code_of("inductor")
     assert len(alone) == 1 + train
@@ -134,12 +136,12 @@ def test_a_piece_that_does_not_compile_runs_uncompiled_and_says_so(dump_path, mo
             x = x + 1
         return x.cos()
 
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="runs uncompiled") as warned:
         result = compiled(function, dump_path)(torch.ones(3))
     messages = [str(warning.message) for warning in warned]
     assert len(messages) == 2
     assert "part of the graph from sin to sin" in messages[0]
-    assert "RuntimeError: no such kernel" in messages[0]
+    assert "inductor does not compile it, saying RuntimeError: no such kernel" in messages[0]
     torch.testing.assert_close(result, (torch.ones(3).sin() + 1).cos())
     assert targets(dump_path) == ["aten.add.Tensor"]
 

@@ -40,7 +40,7 @@ class AtenCompiler:
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], scoper: Scoper
     ) -> Any:
         """Compile a Dynamo graph with scopes: `scoper` gets each ATen graph."""
-        pieces = AtenPieces(self.compile_graph)
+        pieces = AtenPieces(self.name, self.compile_graph)
         return each_direction(
             gm,
             example_inputs,
@@ -65,6 +65,7 @@ class AotEager(AtenCompiler):
 class AtenPieces:
     """Compiles ATen graphs and parts of them with one callable."""
 
+    name: str
     compile_graph: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
     def whole(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -108,5 +109,5 @@ def each_direction(
         return lambda gm, inputs: compile_graph(gm, inputs, direction)
 
     compilers = {direction: compiler(direction) for direction in DIRECTIONS}
-    with _torch_private.no_shared_artifacts():
+    with _torch_private.compiling_for_scopes():
         return _torch_private.compile_with_aot(gm, example_inputs, compilers, decompositions)

@@ -16,7 +16,7 @@ def aten_compiler(
     scoper: Scoper,
 ) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """A compiler `(gm, example_inputs) -> callable` with Inductor for what is not dumped."""
-    pieces = AtenPieces(_torch_private.compile_aten_with_inductor)
+    pieces = AtenPieces("inductor", _torch_private.compile_aten_with_inductor)
 
     def compile_graph(
         gm: torch.fx.GraphModule, example_inputs: Sequence[Any]

@@ -45,7 +45,7 @@ class Inductor:
             pieces = InductorPieces(joint_passes, options)
             return scoper.compile(gm, example_inputs, _direction(options), pieces)
 
-        with _torch_private.no_shared_artifacts():
+        with _torch_private.compiling_for_scopes():
             return _torch_private.compile_with_inductor(
                 gm,
                 example_inputs,
@@ -65,6 +65,7 @@ class InductorPieces:
 
     joint_passes: Mapping[str, Any]
     options: Mapping[str, Any]
+    name = "inductor"
 
     def whole(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compile a graph that is not cut."""

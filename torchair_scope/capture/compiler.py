@@ -11,18 +11,17 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
-from torchair_scope import _torch_private
 from torchair_scope.capture import nodes
-from torchair_scope.capture.cut import Boxed, CutGraph, Part, compiled_part, dumped_part
+from torchair_scope.capture.cut import CutGraph, Part
 from torchair_scope.capture.dynamo_graph import facts_of, warn_of_dead_code
 from torchair_scope.capture.effects import is_random
-from torchair_scope.capture.extract import extract
 from torchair_scope.capture.graph_dump import write_graph
-from torchair_scope.capture.partition import Region, partition
+from torchair_scope.capture.partition import Region, has_own_kind, partition
+from torchair_scope.capture.parts import Facts, PieceCompiler, RegionCompiler, dumped
 from torchair_scope.capture.symbols import bind_symbols
 from torchair_scope.capture.tags import has_tags, tag_gradient_sums, tag_of
 from torchair_scope.config import CompilerConfig
@@ -38,16 +37,6 @@ _FALLS_BACK = (
     "to EAGER execution and every operator is dumped. Put a torchair.scope.data_dump() around the "
     "code in question to keep the rest compiled, and unset the option when you have the dump."
 )
-
-
-class PieceCompiler(Protocol):
-    """How one ATen graph, or a part of it, is compiled by an inner compiler."""
-
-    def whole(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        """Compile a graph that is not cut, as the inner compiler does without us."""
-
-    def part(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-        """Compile a part; it may change `gm`."""
 
 
 @dataclass(frozen=True)
@@ -133,16 +122,20 @@ class Scoper:
             return pieces.whole(gm, example_inputs)
         bind_symbols(gm.graph)
         regions = partition(gm.graph, saved.__contains__)
-        parts = [self._part(gm, example_inputs, region, saved, pieces) for region in regions]
+        compiled = RegionCompiler(gm, example_inputs, pieces)
+        parts = [
+            dumped(gm, region, saved) if region.kind == "dumped" else compiled.part(region)
+            for region in regions
+        ]
         return self._cut(gm, number, direction, regions, parts)
 
     def interpret(self, gm: torch.fx.GraphModule, direction: Direction) -> Any:
         """Dump a whole ATen graph, which then runs uncompiled."""
         warnings.warn(_FALLS_BACK, stacklevel=2)
-        saved = self._saved_nodes(gm, nodes.is_call)
+        saved = self._saved_nodes(gm, has_own_kind)
         number = self._number(gm)
         regions = partition(gm.graph, lambda node: True)
-        parts = [_dumped(gm, region, saved) for region in regions]
+        parts = [dumped(gm, region, saved) for region in regions]
         return self._cut(gm, number, direction, regions, parts)
 
     def _number(self, gm: torch.fx.GraphModule) -> int:
@@ -153,57 +146,15 @@ class Scoper:
 
     def _saved_nodes(
         self, gm: torch.fx.GraphModule, wanted: Callable[[torch.fx.Node], bool]
-    ) -> dict[torch.fx.Node, Mapping[str, Any]]:
+    ) -> dict[torch.fx.Node, Facts]:
         return {
             node: _facts(node)
             for node in gm.graph.nodes
-            if nodes.is_call(node) and wanted(node) and self._passes_filter(node)
+            if has_own_kind(node) and wanted(node) and self._passes_filter(node)
         }
 
     def _passes_filter(self, node: torch.fx.Node) -> bool:
         return self.settings.filter is None or self.settings.filter(node) is not None
-
-    def _part(
-        self,
-        gm: torch.fx.GraphModule,
-        example_inputs: Sequence[Any],
-        region: Region,
-        saved: Mapping[torch.fx.Node, Mapping[str, Any]],
-        pieces: PieceCompiler,
-    ) -> Part:
-        if region.kind == "dumped":
-            return _dumped(gm, region, saved)
-        piece = extract(gm, region)
-        if not any(map(nodes.computes, region.nodes)):
-            run = _torch_private.run_uncompiled(piece.module)
-            return compiled_part(run, piece.inputs, piece.outputs)
-        placeholders = (node for node in gm.graph.nodes if node.op == "placeholder")
-        known = dict(zip(placeholders, example_inputs, strict=True))
-        values = [known.get(node, node.meta.get("val")) for node in piece.inputs]
-        run = self._compile_or_run(gm, region, piece.module, values, pieces)
-        return compiled_part(run, piece.inputs, piece.outputs)
-
-    def _compile_or_run(
-        self,
-        gm: torch.fx.GraphModule,
-        region: Region,
-        module: torch.fx.GraphModule,
-        values: Sequence[Any],
-        pieces: PieceCompiler,
-    ) -> Boxed:
-        try:
-            return pieces.part(module, values)
-        except _torch_private.compiler_control_flow():
-            raise
-        except Exception as error:
-            first, last = region.nodes[0].name, region.nodes[-1].name
-            warnings.warn(
-                f"{self.inner_name} could not compile the part of the graph from {first} to {last} "
-                f"on its own, so that part runs uncompiled; the results stay right. "
-                f"It said: {type(error).__name__}: {error}",
-                stacklevel=2,
-            )
-            return _torch_private.run_uncompiled(extract(gm, region).module)
 
     def _cut(
         self,
@@ -225,17 +176,7 @@ class Scoper:
         return CutGraph(gm, parts, _Graph(self.settings, number, description))
 
 
-def _dumped(
-    gm: torch.fx.GraphModule,
-    region: Region,
-    saved: Mapping[torch.fx.Node, Mapping[str, Any]],
-) -> Part:
-    piece = extract(gm, region)
-    calls = {node.name: saved[node] for node in region.nodes if node in saved}
-    return dumped_part(piece.module, calls, piece.inputs, piece.outputs)
-
-
-def _facts(node: torch.fx.Node) -> Mapping[str, Any]:
+def _facts(node: torch.fx.Node) -> Facts:
     """What a call record says beyond its arguments and results."""
     tag = tag_of(node)
     facts: dict[str, Any] = {"scope": tag.scope if tag else None}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from torchair_scope.capture.nodes import source_of
 from torchair_scope.capture.tags import Tag, tag_of
+
+_UPDATE_STATISTICS = ("batch_norm", "instance_norm")
 
 
 def facts_of(gm: torch.fx.GraphModule) -> dict[str, Any]:
@@ -39,19 +43,45 @@ def _dead_by_scope(gm: torch.fx.GraphModule) -> dict[Tag, list[torch.fx.Node]]:
         tag = tag_of(node)
         if node.op == "output" or _has_effect(node) or any(user in alive for user in node.users):
             alive.add(node)
-        elif tag is not None and node.op.startswith("call_"):
+        elif tag is not None and node.op.startswith("call_") and _computes_tensors(node):
             dead[tag].insert(0, node)
     return dead
 
 
+def _computes_tensors(node: torch.fx.Node) -> bool:
+    """Whether a node is an operator of the user's, and not bookkeeping of sizes or transforms."""
+    values = tree_leaves(node.meta.get("example_value"))
+    return not _name(node.target).startswith("_") and any(
+        isinstance(value, torch.Tensor) for value in values
+    )
+
+
 def _has_effect(node: torch.fx.Node) -> bool:
     """Whether a node of a Dynamo graph may do more than return a value."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.is_mutable
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if name.endswith("_") and not name.endswith("__"):
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        names: Sequence[str] = target.overloads()  # type: ignore[no-untyped-call]
+        return any(getattr(target, name)._schema.is_mutable for name in names)
+    name = _name(target)
+    if name in _UPDATE_STATISTICS or (name.endswith("_") and not name.endswith("__")):
         return True
-    return "out" in node.kwargs or node.is_impure() or not _is_known(node.target, name)
+    if "out" in node.kwargs or _is_asked_to_work_in_place(node) or node.is_impure():
+        return True
+    return not _is_known(target, name)
+
+
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+def _is_asked_to_work_in_place(node: torch.fx.Node) -> bool:
+    try:
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return bool(node.kwargs.get("inplace"))
+    return bool(bound.arguments.get("inplace"))
 
 
 def _is_known(target: Any, name: str) -> bool:

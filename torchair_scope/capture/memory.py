@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +71,28 @@ def storages(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
             for other in shared_by(node):
                 parent[find(node)] = find(other)
     return {node: find(node) for node in graph.nodes}
+
+
+def aliased_write(
+    nodes: Iterable[fx.Node], inputs: Iterable[fx.Node], storage: dict[fx.Node, fx.Node]
+) -> fx.Node | None:
+    """The first node that writes to memory which more than one input lies in; None if none does.
+
+        storage = storages(gm.graph)
+        aliased_write(region.nodes, region.inputs, storage)
+
+    A compiler that takes its inputs to be memory of their own (`compile_fx_inner` does) may put
+    such a write before a read through another input, which gives wrong results. AOTAutograd, as in
+    `standalone_compile`, sees from the inputs' fake values that they share memory, and is safe.
+    """
+    seen: set[fx.Node] = set()
+    shared: set[fx.Node] = set()
+    for node in inputs:
+        (shared if storage[node] in seen else seen).add(storage[node])
+    writes = (node for node in nodes if shared)
+    return next(
+        (node for node in writes if shared & {storage[to] for to in written_by(node)}), None
+    )
 
 
 class _Annotations(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.tags import tag_of
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+(?:\n(?P<code>[^\n]*))?')
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _MODULE_STEP = re.compile(r"\['([^']+)'\]|\[(\d+)\]|\.?([A-Za-z0-9_]+)")
 _FUNCTIONALIZED = ("auto_functionalized", "auto_functionalized_v2")
 
@@ -22,14 +24,6 @@ class Source(NamedTuple):
     file: str
     line: int
     code: str
-
-
-def is_call(node: torch.fx.Node) -> bool:
-    """Whether running `node` is a call that a dump can hold: an operator on tensors.
-
-    Neither is picking a value out of an operator's outputs, nor arithmetic on sizes.
-    """
-    return node.op == "call_function" and has_own_kind(node)
 
 
 def computes(node: torch.fx.Node) -> bool:
@@ -52,11 +46,12 @@ def operator_name(node: torch.fx.Node) -> str:
 
 
 def source_of(node: torch.fx.Node) -> Source | None:
-    """The innermost line of user code in the node's stack trace."""
+    """The innermost line of code outside torch in the node's stack trace, else the innermost."""
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     if not frames:
         return None
-    innermost = frames[-1]
+    of_the_user = [frame for frame in frames if not frame["file"].startswith(_TORCH)]
+    innermost = (of_the_user or frames)[-1]
     code = (innermost["code"] or "").strip()
     return Source(innermost["file"], int(innermost["line"]), code)
 

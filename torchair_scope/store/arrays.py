@@ -287,9 +287,13 @@ def _contiguous(array: Array) -> Array:
 
 
 def _nearest_code(array: Array, values: Array) -> Array:
-    """Find the code of each value by its exact bits, so that -0.0 and NaN keep their sign."""
+    """Find the code of each value by its exact bits, so that -0.0 and NaN keep their sign.
+
+    Where two codes have one value, as NaNs of float8_e5m2 have, it is the higher one: the one that
+    torch itself makes.
+    """
     table = values.view(np.uint32)
-    order = np.argsort(table, kind="stable").astype(np.uint8)
+    order = (len(table) - 1 - np.argsort(table[::-1], kind="stable")).astype(np.uint8)
     bits = _contiguous(array).view(np.uint32)
     return cast(Array, order[np.searchsorted(table[order], bits).clip(max=len(table) - 1)])
 

@@ -1,0 +1,94 @@
+"""Make the parts of a cut graph: a region is compiled, or left to the interpreter."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from torchair_scope import _torch_private
+from torchair_scope.capture import nodes
+from torchair_scope.capture.cut import Boxed, Part, compiled_part, dumped_part
+from torchair_scope.capture.extract import Piece, extract
+from torchair_scope.capture.memory import aliased_write, storages
+from torchair_scope.capture.partition import Region
+
+Facts = Mapping[str, Any]
+
+
+class PieceCompiler(Protocol):
+    """How one ATen graph, or a part of it, is compiled by an inner compiler."""
+
+    @property
+    def name(self) -> str:
+        """How the manifest and messages call the compiler."""
+
+    def whole(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        """Compile a graph that is not cut, as the inner compiler does without us."""
+
+    def part(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        """Compile a part; it may change `gm`."""
+
+
+def dumped(gm: torch.fx.GraphModule, region: Region, calls: Mapping[torch.fx.Node, Facts]) -> Part:
+    """The part for a dumped region: it is interpreted, and those of its nodes in `calls` saved."""
+    piece = extract(gm, region)
+    saved = {node.name: calls[node] for node in region.nodes if node in calls}
+    return dumped_part(piece.module, saved, piece.inputs, piece.outputs)
+
+
+@dataclass(frozen=True)
+class RegionCompiler:
+    """Makes the parts for the compiled regions of one graph.
+
+    A region that the compiler cannot take on its own runs uncompiled, and a warning says so: a
+    scope never breaks a model.
+    """
+
+    gm: torch.fx.GraphModule
+    example_inputs: Sequence[Any]
+    compiler: PieceCompiler
+
+    def part(self, region: Region) -> Part:
+        """Compile one region."""
+        piece = extract(self.gm, region)
+        return compiled_part(self._runner(region, piece), piece.inputs, piece.outputs)
+
+    def _runner(self, region: Region, piece: Piece) -> Boxed:
+        if not any(map(nodes.computes, region.nodes)):
+            return _torch_private.run_uncompiled(piece.module)
+        if aliased_write(region.nodes, region.inputs, self._storages):
+            return self._uncompiled(region, "it writes to memory that two of its inputs share")
+        values = [self._inputs.get(node, node.meta.get("val")) for node in piece.inputs]
+        try:
+            return self.compiler.part(piece.module, values)
+        except _torch_private.compiler_control_flow():
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            return self._uncompiled(
+                region, f"{self.compiler.name} does not compile it, saying {said}"
+            )
+
+    def _uncompiled(self, region: Region, reason: str) -> Boxed:
+        first, last = region.nodes[0].name, region.nodes[-1].name
+        warnings.warn(
+            f"the part of the graph from {first} to {last} runs uncompiled, with the right "
+            f"results, since {reason}",
+            stacklevel=2,
+        )
+        # Extracted again: the compiler may have changed the module that it failed on.
+        return _torch_private.run_uncompiled(extract(self.gm, region).module)
+
+    @functools.cached_property
+    def _inputs(self) -> Mapping[torch.fx.Node, Any]:
+        placeholders = (node for node in self.gm.graph.nodes if node.op == "placeholder")
+        return dict(zip(placeholders, self.example_inputs, strict=True))
+
+    @functools.cached_property
+    def _storages(self) -> dict[torch.fx.Node, torch.fx.Node]:
+        return storages(self.gm.graph)
