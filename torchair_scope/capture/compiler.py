@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from torchair_scope.capture import nodes
+from torchair_scope.capture.bodies import tag_or_body_tag_of, warn_of_tagged_bodies
 from torchair_scope.capture.cut import CutGraph, Part
 from torchair_scope.capture.dynamo_graph import facts_of, warn_of_dead_code
 from torchair_scope.capture.effects import is_random
@@ -23,7 +24,7 @@ from torchair_scope.capture.graph_dump import write_graph
 from torchair_scope.capture.partition import Region, has_own_kind, partition
 from torchair_scope.capture.parts import Facts, PieceCompiler, RegionCompiler, dumped
 from torchair_scope.capture.symbols import bind_symbols
-from torchair_scope.capture.tags import has_tags, tag_gradient_sums, tag_of
+from torchair_scope.capture.tags import has_tags, tag_gradient_sums
 from torchair_scope.config import CompilerConfig
 from torchair_scope.store.run import open_run
 from torchair_scope.store.writer import GraphDump, Step
@@ -116,7 +117,8 @@ class Scoper:
     ) -> Any:
         """Compile one ATen graph: its tagged nodes are dumped, all others are compiled."""
         tag_gradient_sums(gm.graph)
-        saved = self._saved_nodes(gm, lambda node: tag_of(node) is not None)
+        warn_of_tagged_bodies(gm.graph)
+        saved = self._saved_nodes(gm, lambda node: tag_or_body_tag_of(node) is not None)
         number = self._number(gm)
         if not saved:
             return pieces.whole(gm, example_inputs)
@@ -178,7 +180,7 @@ class Scoper:
 
 def _facts(node: torch.fx.Node) -> Facts:
     """What a call record says beyond its arguments and results."""
-    tag = tag_of(node)
+    tag = tag_or_body_tag_of(node)
     facts: dict[str, Any] = {"scope": tag.scope if tag else None}
     if nodes.operator_name(node) != nodes.target_name(node):
         facts["operator"] = nodes.operator_name(node)
