@@ -9,10 +9,18 @@ Only the operators born in the scope are run one by one and saved as `.npy`; the
 model is compiled.
 """
 
-from torchair_scope import scope
-from torchair_scope.backends import get_compiler, get_npu_backend
-from torchair_scope.config import CompilerConfig
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchair_scope import _torchair_private, scope
+from torchair_scope.backends import patching
+from torchair_scope.backends.patching import unpatch
 from torchair_scope.scope import dump_ops, remove_dump_ops
+
+if TYPE_CHECKING:
+    from torchair_scope.backends import get_compiler, get_npu_backend
+    from torchair_scope.config import CompilerConfig
 
 __all__ = [
     "CompilerConfig",
@@ -21,5 +29,22 @@ __all__ = [
     "get_npu_backend",
     "remove_dump_ops",
     "scope",
+    "unpatch",
 ]
 __version__ = "0.1.0"
+
+_TORCHAIRS_OWN = ("CompilerConfig", "get_compiler", "get_npu_backend")
+
+
+def __getattr__(name: str) -> Any:
+    """These three are TorchAir's own where TorchAir can be imported."""
+    if name not in _TORCHAIRS_OWN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torchair_scope import backends, config
+
+    torchair = _torchair_private.importable()
+    ours = config if name == "CompilerConfig" else backends
+    return getattr(ours if torchair is None else torchair, name)
+
+
+patching.patch()

@@ -59,7 +59,7 @@ def test_type_npy_dumps_a_graph_without_scopes_as_a_whole_and_warns(dump_path, i
     backend = torchair.get_npu_backend(
         compiler_config=config_for(dump_path, type="npy"), inner=inner
     )
-    with pytest.warns(UserWarning, match="FALLS BACK to EAGER"):
+    with pytest.warns(UserWarning, match="FALLBACK to EAGER"):
         result = torch.compile(unscoped, backend=backend)(torch.ones(2))
     assert torch.equal(result, unscoped(torch.ones(2)))
     assert nodes(dump_path) == ["sin", "add", "cos"]
@@ -68,7 +68,7 @@ def test_type_npy_dumps_a_graph_without_scopes_as_a_whole_and_warns(dump_path, i
 def test_type_npy_dumps_forward_and_backward_of_a_graph_without_scopes(dump_path):
     backend = torchair.get_npu_backend(compiler_config=config_for(dump_path, type="npy"))
     x = torch.ones(2, requires_grad=True)
-    with pytest.warns(UserWarning, match="FALLS BACK to EAGER"):
+    with pytest.warns(UserWarning, match="FALLBACK to EAGER"):
         torch.compile(unscoped, backend=backend)(x).sum().backward()
     (rank,) = read(dump_path).ranks
     assert [graph["direction"] for graph in rank.graphs] == ["forward", "backward"]
@@ -79,7 +79,7 @@ def test_a_filter_picks_from_a_graph_that_is_dumped_as_a_whole(dump_path):
     config = config_for(
         dump_path, type="npy", filter=lambda node: node if node.name == "add" else None
     )
-    with pytest.warns(UserWarning, match="FALLS BACK to EAGER"):
+    with pytest.warns(UserWarning, match="FALLBACK to EAGER"):
         torch.compile(unscoped, backend=torchair.get_npu_backend(compiler_config=config))(
             torch.ones(2)
         )

@@ -75,6 +75,10 @@ def torchair_scope_backend(
 ) -> Any:
     """The backend behind `torch.compile(..., backend="torchair_scope", options={...})`.
 
+        >>> import torch
+        >>> options = {"path": "./dump", "backend": "aot_eager"}
+        >>> model = torch.compile(torch.nn.Linear(4, 4), backend="torchair_scope", options=options)
+
     Args:
         gm: the graph that Dynamo made.
         example_inputs: the graph's inputs, as fake tensors.

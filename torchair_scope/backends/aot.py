@@ -11,6 +11,7 @@ import torch
 from torchair_scope import _torch_private
 from torchair_scope.capture.compiler import DIRECTIONS, Direction, Scoper
 from torchair_scope.capture.cut import Boxed
+from torchair_scope.capture.partition import Region
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ class AtenPieces:
 
     name: str
     compile_graph: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+    def check(self, regions: Sequence[Region]) -> None:
+        """Take any cut."""
 
     def whole(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compile a graph that is not cut."""

@@ -9,7 +9,7 @@ import torch
 
 from torchair_scope import _torch_private
 from torchair_scope.backends.aot import AtenPieces
-from torchair_scope.capture.compiler import Direction, Scoper
+from torchair_scope.capture.compiler import Scoper, direction_of
 
 
 def aten_compiler(
@@ -21,7 +21,7 @@ def aten_compiler(
     def compile_graph(
         gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any]:
-        direction = _direction(gm)
+        direction = direction_of(gm)
         if scoper.dumps_whole(gm):
             run = scoper.interpret(gm, direction)
         else:
@@ -30,11 +30,3 @@ def aten_compiler(
         return lambda *args: tuple(call(list(args)))
 
     return compile_graph
-
-
-def _direction(gm: torch.fx.GraphModule) -> Direction:
-    """AOTAutograd names the inputs of a forward graph `primals_…`, of a backward `tangents_…`."""
-    names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-    if any(name.startswith("tangents_") for name in names):
-        return "backward"
-    return "forward" if any(name.startswith("primals_") for name in names) else "inference"

@@ -12,6 +12,7 @@ from torchair_scope import _torch_private
 from torchair_scope.backends.whole_operators import hide_operators, keep_whole, show_operators
 from torchair_scope.capture.compiler import Direction, Scoper
 from torchair_scope.capture.cut import Boxed
+from torchair_scope.capture.partition import Region
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ class InductorPieces:
     joint_passes: Mapping[str, Any]
     options: Mapping[str, Any]
     name = "inductor"
+
+    def check(self, regions: Sequence[Region]) -> None:
+        """Take any cut."""
 
     def whole(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compile a graph that is not cut."""

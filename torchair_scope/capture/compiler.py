@@ -6,6 +6,7 @@ Two levels meet here. `Scoper.wants` looks at the Dynamo graph that a backend is
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import warnings
@@ -21,11 +22,11 @@ from torchair_scope.capture.cut import CutGraph, Part
 from torchair_scope.capture.dynamo_graph import facts_of, warn_of_dead_code
 from torchair_scope.capture.effects import is_random
 from torchair_scope.capture.graph_dump import write_graph
+from torchair_scope.capture.markers import markers_of
 from torchair_scope.capture.partition import Region, has_own_kind, partition
 from torchair_scope.capture.parts import Facts, PieceCompiler, RegionCompiler, dumped
 from torchair_scope.capture.symbols import bind_symbols
 from torchair_scope.capture.tags import has_tags, tag_gradient_sums
-from torchair_scope.config import CompilerConfig
 from torchair_scope.store.run import open_run
 from torchair_scope.store.writer import GraphDump, Step
 
@@ -34,9 +35,10 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "inference")
 Filter = Callable[[torch.fx.Node], torch.fx.Node | None]
 
 _FALLS_BACK = (
-    "config.debug.data_dump.type is 'npy' and the graph has no scope: the whole graph FALLS BACK "
-    "to EAGER execution and every operator is dumped. Put a torchair.scope.data_dump() around the "
-    "code in question to keep the rest compiled, and unset the option when you have the dump."
+    "config.debug.data_dump.type is 'npy' and the graph has no scope: it is not compiled, and the "
+    "whole graph will FALLBACK to EAGER execution, to dump every operator. Put a "
+    "torchair.scope.data_dump() around the code in question to keep the rest compiled, and unset "
+    "the option when you have the dump."
 )
 
 
@@ -59,8 +61,8 @@ class DumpSettings:
     graph_file: Callable[[str], str] | None = None
 
     @classmethod
-    def of(cls, config: CompilerConfig, on_error: Literal["warn", "raise"]) -> DumpSettings:
-        """The settings that stand in a compiler config."""
+    def of(cls, config: Any, on_error: Literal["warn", "raise"]) -> DumpSettings:
+        """The settings that stand in a compiler config, ours or TorchAir's."""
         data_dump, graph_dump = config.debug.data_dump, config.debug.graph_dump
         return cls(
             path=data_dump.path,
@@ -71,14 +73,27 @@ class DumpSettings:
         )
 
 
-_graph_numbers = itertools.count(1)
+_count = functools.partial(next, itertools.count(1))
+_numbers: set[int] = set()
 _numbering = threading.Lock()
 
 
-def next_graph_number() -> int:
-    """The number of a graph, counted through the whole process in compile order."""
+def claim_number(next_number: Callable[[], int]) -> int:
+    """The next number that no graph of this process has, whichever counter it came from."""
     with _numbering:
-        return next(_graph_numbers)
+        number = next_number()
+        while number in _numbers:
+            number = next_number()
+        _numbers.add(number)
+        return number
+
+
+def direction_of(gm: torch.fx.GraphModule) -> Direction:
+    """AOTAutograd names the inputs of a forward graph `primals_…`, of a backward `tangents_…`."""
+    names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+    if any(name.startswith("tangents_") for name in names):
+        return "backward"
+    return "forward" if any(name.startswith("primals_") for name in names) else "inference"
 
 
 @dataclass(frozen=True)
@@ -89,11 +104,13 @@ class Scoper:
         settings: what to dump, and where.
         inner_name: how the manifest and messages call the inner compiler.
         facts: what is known of the Dynamo graph that the ATen graphs come from.
+        next_number: gives the number of a graph that is dumped.
     """
 
     settings: DumpSettings
     inner_name: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+    next_number: Callable[[], int] = _count
 
     def wants(self, gm: torch.fx.GraphModule) -> bool:
         """Whether a Dynamo graph is to pass through `compile`; else it goes on as it is."""
@@ -119,11 +136,13 @@ class Scoper:
         tag_gradient_sums(gm.graph)
         warn_of_tagged_bodies(gm.graph)
         saved = self._saved_nodes(gm, lambda node: tag_or_body_tag_of(node) is not None)
-        number = self._number(gm)
+        if saved or self.settings.graph_file is not None:
+            number = self._number(gm)
         if not saved:
             return pieces.whole(gm, example_inputs)
         bind_symbols(gm.graph)
         regions = partition(gm.graph, saved.__contains__)
+        pieces.check(regions)
         compiled = RegionCompiler(gm, example_inputs, pieces)
         parts = [
             dumped(gm, region, saved) if region.kind == "dumped" else compiled.part(region)
@@ -141,7 +160,7 @@ class Scoper:
         return self._cut(gm, number, direction, regions, parts)
 
     def _number(self, gm: torch.fx.GraphModule) -> int:
-        number = next_graph_number()
+        number = claim_number(self.next_number)
         if self.settings.graph_file is not None:
             write_graph(gm, self.settings.graph_file(f"dynamo_original_graph_{number}"))
         return number
@@ -186,6 +205,10 @@ def _facts(node: torch.fx.Node) -> Facts:
         facts["operator"] = nodes.operator_name(node)
     if is_random(node):
         facts["nondeterministic"] = True
+    if markers_of(node):
+        facts["scopes_not_in_force"] = [
+            dict(zip(marker.keys, marker.values, strict=True)) for marker in markers_of(node)
+        ]
     return facts
 
 

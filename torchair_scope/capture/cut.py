@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from torchair_scope.capture.interpreter import StepSink, run_region
+from torchair_scope import _torchair_private
+from torchair_scope.capture.interpreter import StepSink, Unsaved, run_region
+from torchair_scope.capture.layouts import Restorer
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -39,11 +42,16 @@ def compiled_part(
 def dumped_part(
     region: torch.fx.GraphModule,
     calls: Mapping[str, Mapping[str, Any]],
+    restore: Restorer,
     inputs: tuple[torch.fx.Node, ...],
     outputs: tuple[torch.fx.Node, ...],
 ) -> Part:
     """A part that is interpreted, and whose `calls` are saved."""
-    return Part(lambda args, step: run_region(region, calls, step, args), inputs, outputs)
+
+    def run(args: list[Any], step: StepSink) -> Sequence[Any]:
+        return restore(run_region(region, calls, step, args))
+
+    return Part(run, inputs, outputs)
 
 
 class CutGraph:
@@ -57,6 +65,7 @@ class CutGraph:
         # On the instance, where functools.wraps, and so Dynamo's disable, finds it.
         self._boxed_call = True
         self._sink = sink
+        self._said_captured = False
         self._placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         (self._result,) = next(iter(reversed(gm.graph.nodes))).args
         self._constants = {
@@ -68,11 +77,26 @@ class CutGraph:
 
     def __call__(self, args: list[Any]) -> Any:
         """Run the graph once: one step of the dump."""
-        step = self._sink.begin_step()
+        step = Unsaved() if self._is_captured() else self._sink.begin_step()
         try:
             return self._run(args, step)
         finally:
             step.finish()
+
+    def _is_captured(self) -> bool:
+        """Whether a device graph is being captured around this run: nothing can be saved then."""
+        cuda = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        if not cuda and not _torchair_private.is_capturing():
+            return False
+        if not self._said_captured:
+            self._said_captured = True
+            warnings.warn(
+                "a scope is run while a device graph is captured, when nothing can be copied to "
+                "the host: this run is not dumped. Capture the model without the scope, or run it "
+                "without capturing it.",
+                stacklevel=3,
+            )
+        return True
 
     def _run(self, args: list[Any], step: StepSink) -> Any:
         values = dict(zip(self._placeholders, args, strict=True))

@@ -20,9 +20,15 @@ def write_graph(gm: GraphModule, path: str | os.PathLike[str]) -> None:
     """Write every node of `gm` to the file `path`: source line, scope, and the node itself.
 
     Example:
-        >>> write_graph(gm, config.debug.graph_dump.full_path("dynamo_original_graph_1"))
+        >>> import pathlib, torch
+        >>> from torchair_scope.capture.graph_dump import write_graph
+        >>> write_graph(torch.fx.symbolic_trace(lambda x: x + 1), "graph.py")
+        >>> print(pathlib.Path("graph.py").read_text().strip())
+        ## FX Code: x = placeholder()
+        ## FX Code: add = operator.add(x, 1)
+        ## FX Code: return add
 
-    gives a file of lines such as
+    An ATen graph gives lines such as
 
         # File "model.py", line 12: h = x + y
         # Scope attention/rope

@@ -29,6 +29,17 @@ class StepSink(Protocol):
         """Save what is known of the step as a whole."""
 
 
+class Unsaved:
+    """A step, and a call, of which nothing is saved."""
+
+    def begin_call(self, *call: Any) -> Unsaved:
+        """Save nothing of the call's inputs."""
+        return self
+
+    def finish(self, *result: Any) -> None:
+        """Save nothing."""
+
+
 class DumpingInterpreter(torch.fx.Interpreter):
     """Runs one region of a graph once; make a new one for each run, they are cheap.
 

@@ -14,6 +14,7 @@ from torchair_scope import _torch_private
 from torchair_scope.capture import nodes
 from torchair_scope.capture.cut import Boxed, Part, compiled_part, dumped_part
 from torchair_scope.capture.extract import Piece, extract
+from torchair_scope.capture.layouts import layout_restorer
 from torchair_scope.capture.memory import aliased_write, storages
 from torchair_scope.capture.partition import Region
 
@@ -27,6 +28,9 @@ class PieceCompiler(Protocol):
     def name(self) -> str:
         """How the manifest and messages call the compiler."""
 
+    def check(self, regions: Sequence[Region]) -> None:
+        """Refuse a cut that this compiler cannot live with, with the reason and the way out."""
+
     def whole(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compile a graph that is not cut, as the inner compiler does without us."""
 
@@ -38,7 +42,8 @@ def dumped(gm: torch.fx.GraphModule, region: Region, calls: Mapping[torch.fx.Nod
     """The part for a dumped region: it is interpreted, and those of its nodes in `calls` saved."""
     piece = extract(gm, region)
     saved = {node.name: calls[node] for node in region.nodes if node in calls}
-    return dumped_part(piece.module, saved, piece.inputs, piece.outputs)
+    restore = layout_restorer([node.meta.get("val") for node in piece.outputs])
+    return dumped_part(piece.module, saved, restore, piece.inputs, piece.outputs)
 
 
 @dataclass(frozen=True)

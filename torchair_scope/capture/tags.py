@@ -40,6 +40,11 @@ def scope_of(node: torch.fx.Node) -> str | None:
     return None if tag is None else tag.scope
 
 
+def put_tag(node: torch.fx.Node, tag: Tag) -> None:
+    """Tag a node. Nodes share the dict of their annotations, so it gets one of its own."""
+    node.meta["custom"] = {**(node.meta.get("custom") or {}), KEY: tuple(tag)}
+
+
 def has_tags(gm: torch.fx.GraphModule) -> bool:
     """Whether any operator of the graph, bodies of control flow included, was born in a scope."""
     return any(tag_of(node) is not None for node in _operators(gm))
@@ -83,8 +88,7 @@ def _put_common_tag(node: torch.fx.Node, tags: Sequence[Tag | None]) -> None:
         return
     path = _common_path([tag.scope.split("/") for tag in known])
     if path:
-        shared = next((tag for tag in known if tag.scope == path), Tag(path, UNKNOWN))
-        node.meta["custom"] = {**(node.meta.get("custom") or {}), KEY: tuple(shared)}
+        put_tag(node, next((tag for tag in known if tag.scope == path), Tag(path, UNKNOWN)))
 
 
 def _common_path(paths: Sequence[Sequence[str]]) -> str:

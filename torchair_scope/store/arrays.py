@@ -23,9 +23,10 @@ class UnsavableTensorError(Exception):
 def to_numpy(tensor: torch.Tensor) -> Array:
     """Give the value of a tensor of any dtype, layout and device as an array.
 
-    ```python
-    to_numpy(torch.ones(2, dtype=torch.bfloat16))  # array([1., 1.], dtype=float32)
-    ```
+        >>> import torch
+        >>> from torchair_scope.store.arrays import to_numpy
+        >>> to_numpy(torch.ones(2, dtype=torch.bfloat16))
+        array([1., 1.], dtype=float32)
 
     | tensor | array |
     |---|---|

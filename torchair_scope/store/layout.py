@@ -79,10 +79,13 @@ def call_stem(node: str, target: str) -> str:
 def slot_name(kind: str, *indices: int | str) -> str:
     """Say which value of a call a file holds.
 
-    ```python
-    slot_name("INPUT", 1, 0)  # 'INPUT.1.0': member 0 of positional argument 1
-    slot_name("KWARG", "weight")  # 'KWARG.weight'
-    ```
+        >>> from torchair_scope.store.layout import slot_name
+        >>> slot_name("INPUT", 1, 0)  # member 0 of positional argument 1
+        'INPUT.1.0'
+        >>> slot_name("KWARG", "weight")
+        'KWARG.weight'
+
+    The kinds are INPUT, KWARG and OUTPUT.
     """
     return ".".join([kind, *map(str, indices)])
 

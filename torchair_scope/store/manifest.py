@@ -55,9 +55,9 @@ class Opaque:
 def encode(value: Any, slot: str, hand_over: HandOver) -> Any:
     """Give an argument tree as JSON.
 
-    ```python
-    encode((1, float("nan")), "INPUT.0", hand_over)  # {"tuple": [1, {"float": "nan"}]}
-    ```
+        >>> from torchair_scope.store.manifest import encode
+        >>> encode((1, float("nan")), "INPUT.0", lambda tensor, slot: {"slot": slot})
+        {'tuple': [1, {'float': 'nan'}]}
 
     `hand_over(tensor, slot)` gives the description of each tensor; a member of a list, tuple or
     dict has the slot of the whole with its position appended. What has no encoding becomes

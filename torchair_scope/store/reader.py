@@ -80,10 +80,20 @@ class Call:
     def load_args(self, device: Device = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Give the arguments as the operator got them.
 
-        ```python
-        args, kwargs = call.load_args(device="cpu")
-        torch.ops.aten.add.Tensor(*args, **kwargs)
-        ```
+            >>> import torch, torchair_scope as torchair
+            >>> from torchair_scope.store.reader import read
+            >>> options = {"path": "./dump", "backend": "aot_eager"}
+            >>> @torch.compile(backend="torchair_scope", options=options)
+            ... @torchair.dump_ops
+            ... def shift(x):
+            ...     return x + 1
+            >>> result = shift(torch.zeros(3))
+            >>> call = read("./dump").ranks[0].calls[0]
+            >>> args, kwargs = call.load_args(device="cpu")
+            >>> args
+            (tensor([0., 0., 0.]), 1)
+            >>> torch.equal(torch.ops.aten.add.Tensor(*args, **kwargs), call.load_outputs("cpu"))
+            True
 
         **Arguments:**
 
@@ -169,10 +179,18 @@ class Dump:
 def read(path: str | os.PathLike[str]) -> Dump:
     """Read a dump folder, or one rank folder of it.
 
-    ```python
-    for call in read("./dump").ranks[0].calls:
-        print(call.scope, call.node, call.target, call.output_files)
-    ```
+        >>> import torch, torchair_scope as torchair
+        >>> from torchair_scope.store.reader import read
+        >>> options = {"path": "./dump", "backend": "aot_eager"}
+        >>> @torch.compile(backend="torchair_scope", options=options)
+        ... @torchair.dump_ops
+        ... def shift(x):
+        ...     return x.sin() + 1
+        >>> result = shift(torch.zeros(3))
+        >>> for call in read("./dump").ranks[0].calls:
+        ...     print(call.scope, call.node, call.target, [*call.input_files, *call.output_files])
+        shift sin aten.sin.default ['INPUT.0', 'OUTPUT.0']
+        shift add aten.add.Tensor ['INPUT.0', 'INPUT.1', 'OUTPUT.0']
 
     Of a dump folder, the ranks of the last run are read; a folder that was moved aside, or that
     another process wrote beside it, is read when its own path is given. A dump of a killed process

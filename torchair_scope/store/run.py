@@ -118,9 +118,10 @@ class Run:
     def graph(self, number: int, description: dict[str, Any]) -> GraphDump:
         """Record a graph and give the object that dumps its steps.
 
-        ```python
-        graph_dump = open_run("dump").graph(1, {"direction": "forward", "nodes": []})
-        ```
+            >>> from torchair_scope.store.run import open_run
+            >>> graph_dump = open_run("./dump").graph(1, {"direction": "forward", "nodes": []})
+            >>> graph_dump.number
+            1
 
         **Arguments:**
 
@@ -155,13 +156,18 @@ os.register_at_fork(after_in_child=_forget_runs)
 def open_run(path: str | os.PathLike[str] | None = None, on_error: OnError = "warn") -> Run:
     """Give this process's run in a dump folder; the same one whenever it is asked for.
 
-    ```python
-    run = open_run("./dump")
-    step = run.graph(1, {"direction": "inference"}).begin_step()
-    call = step.begin_call("add", "aten.add.Tensor", (x, 1), {}, {})
-    call.finish(x + 1)
-    step.finish()
-    ```
+        >>> import os, torch
+        >>> from torchair_scope.store.run import open_run
+        >>> run = open_run("./dump")
+        >>> os.path.basename(run.folder)
+        'worldsize1_global_rank0'
+        >>> x = torch.ones(3)
+        >>> step = run.graph(1, {"direction": "inference"}).begin_step()
+        >>> call = step.begin_call("add", "aten.add.Tensor", (x, 1), {}, {})
+        >>> call.finish(x + 1)
+        >>> step.finish()
+        >>> len(os.listdir(os.path.join(run.folder, "graph_1", "0")))
+        3
 
     The rank folder of an earlier run is moved aside, with a warning; that of a process which still
     runs is left alone, and this one writes beside it, with a warning.
