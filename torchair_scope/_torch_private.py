@@ -122,7 +122,9 @@ def dynamo_backend(name: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def compiling_for_scopes() -> Iterator[None]:
+def compiling_for_scopes(
+    keeping_meta: Callable[[torch.fx.Graph], contextlib.AbstractContextManager[None]],
+) -> Iterator[None]:
     """Have AOTAutograd compile a graph for scopes.
 
     * Its cache stays out of it: annotations are not part of the key, so a scoped graph would be
@@ -130,14 +132,19 @@ def compiling_for_scopes() -> Iterator[None]:
     * No CSE, which keeps the first of two equal nodes, scoped or not.
     * No donated buffers: they are positions among the inputs of the whole backward graph, and
       a part of it would overwrite others.
+    * Its pass that makes tensors of floats runs `keeping_meta`: the nodes that it puts in the
+      place of others come without any.
     """
     config = private("torch._functorch", "config")
-    with config.patch(
-        enable_autograd_cache=False,
-        force_autograd_cache=False,
-        bundled_autograd_cache=False,
-        cse=False,
-        donated_buffer=False,
+    with (
+        _floats_to_tensors(keeping_meta),
+        config.patch(
+            enable_autograd_cache=False,
+            force_autograd_cache=False,
+            bundled_autograd_cache=False,
+            cse=False,
+            donated_buffer=False,
+        ),
     ):
         yield
 
@@ -160,6 +167,25 @@ def compile_with_aot(
         decompositions=dict(decompositions) or None,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
+
+
+@contextlib.contextmanager
+def _floats_to_tensors(
+    keeping_meta: Callable[[torch.fx.Graph], contextlib.AbstractContextManager[None]],
+) -> Iterator[None]:
+    module, name = "torch._functorch._aot_autograd.graph_compile", "_apply_tensorify_python_scalars"
+    own = private(module, name)
+
+    def apply(gm: torch.fx.GraphModule) -> None:
+        with keeping_meta(gm.graph):
+            own(gm)
+
+    # Dynamo compiles under a lock, so no other thread compiles meanwhile.
+    setattr(importlib.import_module(module), name, apply)
+    try:
+        yield
+    finally:
+        setattr(importlib.import_module(module), name, own)
 
 
 def inductor_decompositions() -> DecompositionTable:
@@ -293,3 +319,10 @@ def run_uncompiled(gm: torch.fx.GraphModule) -> Compiled:
     gm.graph.set_codegen(private("torch.fx.graph", "_BoxedCodeGen")())
     gm.recompile()
     return gm.forward
+
+
+def is_capturing() -> bool:
+    """Whether the current CUDA stream is captured; a build without CUDA cannot be asked."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    return torch.cuda.is_current_stream_capturing()

@@ -58,7 +58,7 @@ class Package:
     @property
     def scope_module(self) -> ModuleType:
         """The module that holds `data_dump` and the other scopes."""
-        return sys.modules[f"{self.name}.scope"]
+        return importlib.import_module(f"{self.name}.scope")
 
     def next_graph_number(self) -> int:
         """A number from the counter that also numbers the package's own graphs and dumps."""

@@ -180,3 +180,39 @@ def test_with_fallback_random_the_random_numbers_are_those_of_an_eager_run(dump_
             torch.ones(64)
         )
     assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+def test_arithmetic_with_a_dynamic_float_keeps_its_scope(dump_path, inner):
+    def function(x, eps):
+        x = x * eps
+        with torchair.scope.data_dump("norm"):
+            x = torch.rsqrt(x.pow(2) + eps) * eps
+        return x + eps
+
+    step = torch.compile(
+        function,
+        backend="torchair_scope",
+        options={"path": str(dump_path), "backend": inner},
+        dynamic=True,
+    )
+    for eps in (0.25, 0.5):
+        x = torch.rand(3, 4)
+        torch.testing.assert_close(step(x, eps), function_of_eager(x, eps))
+    (rank,) = read(dump_path).ranks
+    assert {tuple(graph["regions"]) for graph in rank.graphs} == {
+        ("compiled", "dumped", "compiled")
+    }
+    first = [call.target for call in rank.calls if call.graph == rank.calls[0].graph]
+    assert [target for target in first if "convert" not in target][:4] == [
+        "aten.pow.Tensor_Scalar",
+        "aten.add.Tensor",
+        "aten.rsqrt.default",
+        "aten.mul.Tensor",
+    ]
+    assert_replays(read(dump_path))
+
+
+def function_of_eager(x, eps):
+    x = x * eps
+    return torch.rsqrt(x.pow(2) + eps) * eps + eps

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torchair_scope import _torch_private
+from torchair_scope.backends.whole_operators import keeping_meta
 from torchair_scope.capture.compiler import DIRECTIONS, Direction, Scoper
 from torchair_scope.capture.cut import Boxed
 from torchair_scope.capture.partition import Region
@@ -113,5 +114,5 @@ def each_direction(
         return lambda gm, inputs: compile_graph(gm, inputs, direction)
 
     compilers = {direction: compiler(direction) for direction in DIRECTIONS}
-    with _torch_private.compiling_for_scopes():
+    with _torch_private.compiling_for_scopes(keeping_meta):
         return _torch_private.compile_with_aot(gm, example_inputs, compilers, decompositions)

@@ -9,7 +9,12 @@ from typing import Any
 import torch
 
 from torchair_scope import _torch_private
-from torchair_scope.backends.whole_operators import hide_operators, keep_whole, show_operators
+from torchair_scope.backends.whole_operators import (
+    hide_operators,
+    keep_whole,
+    keeping_meta,
+    show_operators,
+)
 from torchair_scope.capture.compiler import Direction, Scoper
 from torchair_scope.capture.cut import Boxed
 from torchair_scope.capture.partition import Region
@@ -46,7 +51,7 @@ class Inductor:
             pieces = InductorPieces(joint_passes, options)
             return scoper.compile(gm, example_inputs, _direction(options), pieces)
 
-        with _torch_private.compiling_for_scopes():
+        with _torch_private.compiling_for_scopes(keeping_meta):
             return _torch_private.compile_with_inductor(
                 gm,
                 example_inputs,

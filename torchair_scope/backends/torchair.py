@@ -17,6 +17,7 @@ import torch
 from torch.utils._mode_utils import no_dispatch
 
 from torchair_scope._torchair_private import Package, is_on, without_npy_dump
+from torchair_scope.backends.views import split_off_views
 from torchair_scope.capture.compiler import DumpSettings, Scoper, direction_of
 from torchair_scope.capture.cut import Boxed, CutGraph
 from torchair_scope.capture.layouts import layout_restorer
@@ -97,13 +98,16 @@ class AscendPieces:
 
     def part(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a part of a graph; what it returns gets the layouts of the whole graph back."""
+        split = split_off_views(gm)
         lower_markers(gm.graph)
         gm.recompile()
         (outputs,) = next(iter(reversed(gm.graph.nodes))).args
         restore = layout_restorer([node.meta.get("val") for node in outputs])
         with self.package.keeping_scopes():
             compiled = self.compile_graph(gm, list(example_inputs))
-        return lambda args: restore(compiled(*args))
+        if split is None:
+            return lambda args: restore(compiled(*args))
+        return lambda args: split.merge(split.views(*args), restore(compiled(*args)))
 
 
 def compile_with_scopes(

@@ -8,8 +8,10 @@ and no pass makes a tagged node into an untagged one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -68,3 +70,48 @@ def show_operators(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if isinstance(node.target, HiddenOperator):
             node.target = node.target.operator
+
+
+@contextlib.contextmanager
+def keeping_meta(graph: torch.fx.Graph) -> Iterator[None]:
+    """Give the nodes that a pass puts in the place of others the tag and source line of these.
+
+    A node's replacement stands where it stood: between the same two nodes that stay.
+    """
+    before = list(graph.nodes)
+    takes_floats = {node for node in before if any(map(_is_float, node.all_input_nodes))}
+    yield
+    stayed = set(graph.nodes)
+    replaced = _by_predecessor(before, stayed)
+    for predecessor, new_nodes in _by_predecessor(graph.nodes, set(before)).items():
+        origins = [node for node in replaced.get(predecessor, ()) if node in takes_floats]
+        _pass_meta_on(origins, new_nodes)
+
+
+def _is_float(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymFloat)
+
+
+def _by_predecessor(
+    nodes: Iterable[torch.fx.Node], shared: set[torch.fx.Node]
+) -> dict[torch.fx.Node | None, list[torch.fx.Node]]:
+    """The nodes that are not shared, by the last shared node before them."""
+    predecessor: torch.fx.Node | None = None
+    others: dict[torch.fx.Node | None, list[torch.fx.Node]] = defaultdict(list)
+    for node in nodes:
+        if node in shared:
+            predecessor = node
+        else:
+            others[predecessor].append(node)
+    return others
+
+
+def _pass_meta_on(replaced: list[torch.fx.Node], replacements: list[torch.fx.Node]) -> None:
+    origins = iter(replaced)
+    origin = next(origins, None)
+    for node in replacements:
+        if origin is None:
+            return
+        node.meta = {**origin.meta, **node.meta}
+        if str(node.target).partition(".")[2].partition(".")[0] in str(origin.target):
+            origin = next(origins, origin)

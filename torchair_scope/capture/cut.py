@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from torchair_scope import _torchair_private
+from torchair_scope import _torch_private, _torchair_private
 from torchair_scope.capture.interpreter import StepSink, Unsaved, run_region
 from torchair_scope.capture.layouts import Restorer
 
@@ -85,8 +85,7 @@ class CutGraph:
 
     def _is_captured(self) -> bool:
         """Whether a device graph is being captured around this run: nothing can be saved then."""
-        cuda = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-        if not cuda and not _torchair_private.is_capturing():
+        if not _torch_private.is_capturing() and not _torchair_private.is_capturing():
             return False
         if not self._said_captured:
             self._said_captured = True
