@@ -125,6 +125,18 @@ def _needs_host_kernel(name: str) -> bool:
     return name not in _KEPT and has_npu_kernel and (has_cpu_kernel or name == "_copy_from")
 
 
+def _matmul_backward(
+    grad: torch.Tensor, first: torch.Tensor, other: torch.Tensor, mask: list[bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """`aten.matmul_backward` for factors of two and more dimensions; the CPU has no kernel for it."""
+    host_grad, host_first, host_other = on_host(grad), on_host(first), on_host(other)
+    of_first = (host_grad @ host_other.mT).sum_to_size(first.shape) if mask[0] else None
+    of_other = (host_first.mT @ host_grad).sum_to_size(other.shape) if mask[1] else None
+    return tuple(
+        None if part is None else _on_npu(part.contiguous()) for part in (of_first, of_other)
+    )
+
+
 def install_host_kernels() -> int:
     """Replace the kernels; returns how many. Call once, after torch_npu is imported."""
     library = torch.library.Library("aten", "IMPL", "PrivateUse1")
@@ -141,4 +153,5 @@ def install_host_kernels() -> int:
             base, _, overload = name.partition(".")
             op = getattr(getattr(torch.ops.aten, base), overload or "default")
             library.impl(name, _host_kernel(op), "PrivateUse1", allow_override=True)
-    return len(replaced)
+        library.impl("matmul_backward", _matmul_backward, "PrivateUse1", allow_override=True)
+    return len(replaced) + 1
