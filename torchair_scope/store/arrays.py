@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torchair_scope import _torchair_private
+
 Array = npt.NDArray[Any]
 Description = dict[str, Any]
 
@@ -396,6 +398,7 @@ _FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "stride": lambda tensor: [int(step) for step in tensor.stride()],
     "storage_offset": lambda tensor: int(tensor.storage_offset()),
     "device": lambda tensor: str(tensor.device),
+    "npu_format": _torchair_private.npu_format,
     "layout": lambda tensor: None if tensor.layout is torch.strided else str(tensor.layout),
     "requires_grad": lambda tensor: tensor.requires_grad,
     "conj": lambda tensor: tensor.is_conj(),

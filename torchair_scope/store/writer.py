@@ -22,6 +22,7 @@ from torchair_scope.store.arrays import (
     number_array,
     to_numpy,
 )
+from torchair_scope.store.device import Transfers
 from torchair_scope.store.manifest import Record, encode, plain
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Step:
         self._stamp = layout.time_stamp()
         self._order = itertools.count()
         self._open: dict[int, Call] = {}
+        self.transfers = Transfers()
         self._calls = self._files = self._bytes = 0
         self._missing = 0
         self._stopped: str | None = None
@@ -121,6 +123,8 @@ class Step:
 
         **Raises:** as `begin_call`.
         """
+        with _guarded(self.run, self._folder, self.problems):
+            self.transfers.wait()
         unfinished = list(self._open.values())
         with _guarded(self.run, self._folder, self.problems):
             for call in unfinished:
@@ -218,6 +222,10 @@ class Call:
                 self._record["outputs"] = encode(result, "OUTPUT", self._hand_over)
             else:
                 self._record["outputs"] = self._save(result, "OUTPUT", 0)
+        step.transfers.then(self._record_finished)
+
+    def _record_finished(self) -> None:
+        step = self._step
         with _guarded(step.run, step.run.rank_folder.manifest.path, step.problems):
             step.record_call(self, self._finished_record())
 
@@ -246,6 +254,14 @@ class Call:
     def _hand_over(self, tensor: Any, slot: str) -> Description:
         """Take one tensor: the one place through which every tensor goes to the disk."""
         description = {"slot": slot, **describe(tensor)}
+        copy = self._step.transfers.start(tensor)
+        if copy is None:
+            self._write_tensor(tensor, slot)
+        else:
+            self._step.transfers.then(lambda: self._write_tensor(copy, slot))
+        return description
+
+    def _write_tensor(self, tensor: Any, slot: str) -> None:
         try:
             array = to_numpy(tensor)
         except UnsavableTensorError as error:
@@ -256,9 +272,8 @@ class Call:
                 f"{self._record.get('scope')}) is not saved: {error}. Later ones of this kind are "
                 "listed in the manifest only",
             )
-            return description
-        self._write(slot, array)
-        return description
+        else:
+            self._write(slot, array)
 
     def _write(self, slot: str, array: Array) -> None:
         name = layout.file_name(self._stem, slot, self._stamp)

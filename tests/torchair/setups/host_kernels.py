@@ -128,7 +128,7 @@ def _needs_host_kernel(name: str) -> bool:
 def _matmul_backward(
     grad: torch.Tensor, first: torch.Tensor, other: torch.Tensor, mask: list[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """`aten.matmul_backward` for factors of two and more dimensions; the CPU has no kernel for it."""
+    """`aten.matmul_backward` for two and more dimensions; the CPU has no kernel for it."""
     host_grad, host_first, host_other = on_host(grad), on_host(first), on_host(other)
     of_first = (host_grad @ host_other.mT).sum_to_size(first.shape) if mask[0] else None
     of_other = (host_first.mT @ host_grad).sum_to_size(other.shape) if mask[1] else None

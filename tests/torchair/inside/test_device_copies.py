@@ -1,0 +1,53 @@
+"""Saved values leave the device in the order of its stream, and are waited for once a step."""
+
+import pytest
+import torch
+
+import torchair_scope
+from torchair_scope.store.reader import read
+
+pytestmark = pytest.mark.only_in("C")
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """How often the host has waited for the whole device."""
+    times = []
+    own = torch.npu.synchronize
+
+    def synchronize(device=None):
+        times.append(device)
+        return own(device)
+
+    monkeypatch.setattr(torch.npu, "synchronize", synchronize)
+    return times
+
+
+def compile_scoped(torchair, config, path):
+    config.debug.data_dump.path = str(path)
+
+    def function(x):
+        x = x * 2
+        with torchair_scope.scope.data_dump("chain"):
+            for _ in range(5):
+                x = x + 1
+        return x * 3
+
+    return torch.compile(function, backend=torchair.get_npu_backend(compiler_config=config))
+
+
+def test_a_step_waits_for_its_copies_once(torchair, compiler_config, waits, tmp_path):
+    function = compile_scoped(torchair, compiler_config(), tmp_path)
+    for _ in range(3):
+        function(torch.ones(4, device="npu"))
+    assert len(waits) == 3
+    (rank,) = read(tmp_path).ranks
+    assert [step["complete"] for step in rank.steps] == [True] * 3
+    values = [call.load_outputs(device="cpu")[0].item() for call in rank.calls if call.step == 2]
+    assert values == [3, 4, 5, 6, 7]
+
+
+def test_the_record_says_which_internal_format_a_tensor_had(torchair, compiler_config, tmp_path):
+    compile_scoped(torchair, compiler_config(), tmp_path)(torch.ones(4, device="npu"))
+    (rank,) = read(tmp_path).ranks
+    assert isinstance(rank.calls[0].record["outputs"]["tensor"]["npu_format"], int)
