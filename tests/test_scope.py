@@ -297,6 +297,18 @@ def test_a_copied_or_pickled_live_module_has_a_scope_of_its_own(twin_of):
     assert {scope for _, scope in scopes_of(layer, torch.ones(1, 2))} == {"mine"}
 
 
+def test_a_live_module_with_a_scope_is_exported_as_without():
+    layer = torchair.dump_ops(PlainLayer(), name="mine")
+    assert layer.forward.__code__ is PlainLayer.forward.__code__
+    assert layer.forward.__self__ is layer
+    x = torch.ones(1, 2)
+    for strict in (False, True):
+        exported = torch.export.export(layer, (x,), strict=strict)
+        targets = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+        assert targets == ["aten.linear.default", "aten.sin.default"]
+        torch.testing.assert_close(exported.module()(x), layer.linear(x).sin())
+
+
 def test_dump_ops_on_a_live_module_is_seen_by_code_that_was_compiled_before():
     model = torch.nn.Sequential(PlainLayer(), PlainLayer())
     seen = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -60,9 +61,15 @@ def annotations_of_traced_operator() -> Mapping[str, Any]:
     if annotations or autograd_node is None:
         return annotations
     mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")()
-    if mode is None:
+    if mode is None or not _is_joint(mode.tracer.graph):
         return {}
     return _annotations_by_sequence_number(mode.tracer.graph).get(autograd_node._sequence_nr(), {})
+
+
+def _is_joint(graph: torch.fx.Graph) -> bool:
+    """Whether forward and backward are traced to one graph: only then does AOTAutograd copy."""
+    placeholders = itertools.takewhile(lambda node: node.op == "placeholder", graph.nodes)
+    return any(node.name.startswith("tangents") for node in placeholders)
 
 
 def _annotations_by_sequence_number(graph: torch.fx.Graph) -> dict[int, Mapping[str, Any]]:

@@ -280,6 +280,12 @@ def _uncompiled(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
+_OF_A_METHOD = (
+    *("__code__", "__func__", "__self__", "__name__", "__qualname__", "__globals__"),
+    *("__defaults__", "__kwdefaults__", "__annotations__", "__closure__"),
+)
+
+
 class _ScopedForward:
     """Stands in a live module's `__dict__` as its `forward`, with a scope around the real one.
 
@@ -300,6 +306,12 @@ class _ScopedForward:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _new_scoped_forward, (), self.__dict__
+
+    def __getattr__(self, name: str) -> Any:
+        # What a bound method has, and torch.export and others ask a `forward` for.
+        if name not in _OF_A_METHOD or "module" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.__wrapped__, name)
 
     @property
     def __wrapped__(self) -> Any:

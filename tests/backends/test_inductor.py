@@ -216,3 +216,18 @@ def test_arithmetic_with_a_dynamic_float_keeps_its_scope(dump_path, inner):
 def function_of_eager(x, eps):
     x = x * eps
     return torch.rsqrt(x.pow(2) + eps) * eps + eps
+
+
+def test_a_size_that_only_the_scope_knows_reaches_the_compiled_part_behind_it(dump_path):
+    def function(x):
+        with torchair.scope.data_dump("mask"):
+            chosen = x[x > 0]
+        return chosen * 2
+
+    x = torch.tensor([1.0, -1.0, 3.0])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        result = compiled(function, dump_path)(x)
+    assert result.tolist() == [2, 6]
+    (rank,) = read(dump_path).ranks
+    assert rank.graphs[0]["regions"][-1] == "compiled"
+    assert_replays(read(dump_path))

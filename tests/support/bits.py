@@ -40,5 +40,7 @@ def _leaf_difference(actual: Any, expected: Any) -> str | None:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of `tensor`, one row an element."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # Not `contiguous()`, which leaves a tensor of one element its strides.
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    plain.copy_(tensor.detach())
     return plain.reshape(-1).view(torch.uint8).reshape(plain.numel(), plain.element_size())

@@ -72,6 +72,8 @@ def resolve(target: str) -> Callable[..., Any]:
 def _reason_to_skip(call: Call) -> str | None:
     if call.record.get("nondeterministic"):
         return "random operator"
+    if not call.finished:
+        return "the operator did not return"
     if call.target.startswith(COLLECTIVES):
         return "collective"
     if '"graph_module"' in json.dumps(call.record):

@@ -18,6 +18,7 @@ import torch
 
 from torchair_scope import _torch_private
 from torchair_scope.capture.tags import tag_in, tag_of
+from torchair_scope.capture.targets import name_of
 
 
 def keep_whole(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
@@ -107,11 +108,13 @@ def _by_predecessor(
 
 
 def _pass_meta_on(replaced: list[torch.fx.Node], replacements: list[torch.fx.Node]) -> None:
+    """Pair operators by name, in order; what comes before is a number on its way to a tensor."""
     origins = iter(replaced)
     origin = next(origins, None)
+    made: torch.fx.Node | None = None
     for node in replacements:
-        if origin is None:
-            return
-        node.meta = {**origin.meta, **node.meta}
-        if str(node.target).partition(".")[2].partition(".")[0] in str(origin.target):
-            origin = next(origins, origin)
+        if origin is not None and name_of(node) == name_of(origin):
+            node.meta = {**origin.meta, **node.meta}
+            made, origin = node, next(origins, None)
+        elif made is not None and made in node.all_input_nodes:
+            node.meta = {**made.meta, **node.meta}

@@ -5,7 +5,8 @@ Three rules, each careful rather than bold:
 * Side effects (`Effect.ORDERED`) stay in order among one another: mutations, random numbers,
   collectives, effect tokens, and everything that cannot be looked into.
 * Nothing crosses a mode switch (`Effect.BARRIER`): what runs between switching autocast on and off
-  must run there, and a graph does not say which operators a mode would change.
+  must run there, and a graph does not say which operators a mode would change. The same holds for
+  events of NPU streams, which stand for all that was issued before them.
 * A mutation stays behind every earlier and before every later reader of the same memory, through
   whichever view.
 
@@ -32,6 +33,7 @@ from torchair_scope.capture.targets import (
     is_opaque,
     is_unpacking,
     name_of,
+    orders_streams,
 )
 
 _COLLECTIVES = {"_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d"}
@@ -58,7 +60,7 @@ def effect_of(node: fx.Node) -> Effect:
     """
     if not is_call(node) or is_assert(node):
         return Effect.NONE
-    if is_mode_switch(node):
+    if is_mode_switch(node) or orders_streams(node):
         return Effect.BARRIER
     return Effect.ORDERED if _is_ordered(node) else Effect.NONE
 

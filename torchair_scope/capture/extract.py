@@ -9,6 +9,11 @@ from torch import fx
 
 from torchair_scope.capture.partition import Region
 
+_FACTS_OF_A_VALUE = (
+    *("val", "example_value", "tensor_meta", "desc", "custom"),
+    *("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "source_fn_stack"),
+)
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -63,6 +68,9 @@ def _named_copy(
     # The new graph's namespace may find another name more fitting; dumps and logs go by this one.
     copy.name = node.name
     copy.meta = dict(node.meta)
+    if op == "placeholder":
+        # What a value was made with is no fact of one that is given.
+        copy.meta = {key: fact for key, fact in node.meta.items() if key in _FACTS_OF_A_VALUE}
     if "custom" in copy.meta:
         copy.meta["custom"] = dict(copy.meta["custom"])
     return copy

@@ -21,6 +21,7 @@ _MODE_SWITCH = re.compile(
     r"|record_function_(enter|exit)\w*"
     r"|scope_(enter|exit))"
 )
+_STREAM_ORDER = re.compile(r"(tagged_event_)?(record|wait)|super_kernel_scope_(begin|end)")
 _ASSERT = re.compile(r"_assert\w*|sym_constrain_range\w*")
 
 CARRIES_RANDOM_STATE = {
@@ -61,6 +62,14 @@ def is_assert(node: fx.Node) -> bool:
 def is_mode_switch(node: fx.Node) -> bool:
     """Whether the node changes how later nodes run: autocast, grad mode, vmap nesting, ..."""
     return node.op == "call_function" and _matches(_MODE_SWITCH, name_of(node))
+
+
+def orders_streams(node: fx.Node) -> bool:
+    """Whether the node stands for all that runs before or after it: an NPU stream event, ..."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace not in ("air", "npu", "npugraph_ex"):
+        return False
+    return _matches(_STREAM_ORDER, name_of(node))
 
 
 def is_unpacking(node: fx.Node) -> bool:

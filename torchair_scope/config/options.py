@@ -120,7 +120,13 @@ class FolderPath(Option["str | None", "str | os.PathLike[str] | None"]):
             return None
         if not isinstance(value, (str, os.PathLike)):
             raise TypeError(f"{self.name} must be str, os.PathLike or None, got {type(value)}")
-        return os.path.realpath(value)
+        try:
+            return os.path.realpath(value)
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{self.name} is {os.fspath(value)!r}, relative to a current folder that is gone; "
+                "set an absolute path"
+            ) from None
 
 
 class CallableOption(Option["Callable[..., Any] | None", "Callable[..., Any] | None"]):
