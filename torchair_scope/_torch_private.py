@@ -113,6 +113,18 @@ def constant_of_trace(function: _Function) -> _Function:
     return function
 
 
+# --- running -------------------------------------------------------------------------------------
+
+
+def below_autograd() -> contextlib.AbstractContextManager[Any]:
+    """Call operators as autograd calls them: without its own keys.
+
+    So do the autograd functions of `cond` and its like call the operator. Above it, some trace
+    their bodies for a backward (`scan`), others answer from a cache (`invoke_subgraph`).
+    """
+    return private("torch._C", "_AutoDispatchBelowAutograd")()
+
+
 # --- compilers ---------------------------------------------------------------------------------
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from torchair_scope.capture.interpreter import StepSink, run_region
+from torchair_scope.capture.saved import Saved
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -38,12 +39,12 @@ def compiled_part(
 
 def dumped_part(
     region: torch.fx.GraphModule,
-    calls: Mapping[str, Mapping[str, Any]],
+    saved: Saved,
     inputs: tuple[torch.fx.Node, ...],
     outputs: tuple[torch.fx.Node, ...],
 ) -> Part:
-    """A part that is interpreted, and whose `calls` are saved."""
-    return Part(lambda args, step: run_region(region, calls, step, args), inputs, outputs)
+    """A part that is interpreted, and of which the calls in `saved` are saved."""
+    return Part(lambda args, step: run_region(region, saved, step, args), inputs, outputs)
 
 
 class CutGraph:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchair_scope.capture.targets import CARRIES_RANDOM_STATE, is_unpacking
+
 KEY = "torchair_scope"
 UNKNOWN = "unknown"
 
@@ -34,6 +36,16 @@ def tag_of(node: torch.fx.Node) -> Tag | None:
     return tag_in(node.meta.get("custom"))
 
 
+def put_tag(node: torch.fx.Node, tag: Tag | None) -> None:
+    """Give a node a tag, or take the one away that it has."""
+    # Nodes share these dicts: a new one is put in the place of the old.
+    annotations = {k: v for k, v in (node.meta.get("custom") or {}).items() if k != KEY}
+    if tag is not None:
+        annotations[KEY] = tuple(tag)
+    if annotations or "custom" in node.meta:
+        node.meta["custom"] = annotations
+
+
 def scope_of(node: torch.fx.Node) -> str | None:
     """The path of the innermost scope that `node` was born in (`outer/inner`), or None."""
     tag = tag_of(node)
@@ -51,6 +63,21 @@ def _operators(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
             for node in module.graph.nodes:
                 if node.op.startswith("call_"):
                     yield node
+
+
+def tag_carriers_of_random_state(graph: torch.fx.Graph) -> None:
+    """Give operators that run another one with a saved random state the tag of that one.
+
+    AOTAutograd puts them in the place of random operators that it recomputes, and leaves what it
+    knew of these on the nodes that unpack the results.
+    """
+    for node in graph.nodes:
+        if getattr(node.target, "__name__", None) not in CARRIES_RANDOM_STATE:
+            continue
+        for user in filter(is_unpacking, node.users):
+            for key in ("custom", "partitioner_tag"):
+                if key in user.meta:
+                    node.meta.setdefault(key, user.meta[key])
 
 
 def tag_gradient_sums(graph: torch.fx.Graph) -> None:
@@ -84,7 +111,7 @@ def _put_common_tag(node: torch.fx.Node, tags: Sequence[Tag | None]) -> None:
     path = _common_path([tag.scope.split("/") for tag in known])
     if path:
         shared = next((tag for tag in known if tag.scope == path), Tag(path, UNKNOWN))
-        node.meta["custom"] = {**(node.meta.get("custom") or {}), KEY: tuple(shared)}
+        put_tag(node, shared)
 
 
 def _common_path(paths: Sequence[Sequence[str]]) -> str:

@@ -101,7 +101,7 @@ def is_opaque(node: fx.Node) -> bool:
 def bodies(node: fx.Node) -> Iterator[fx.GraphModule]:
     """The graphs that a node is given to run: the branches of `cond`, the body of `while_loop`."""
     for argument in node.all_input_nodes:
-        body = _body(argument)
+        body = body_of(argument)
         if body is not None:
             yield body
 
@@ -113,10 +113,11 @@ def body_nodes(node: fx.Node) -> Iterator[fx.Node]:
 
 def operands(node: fx.Node) -> list[fx.Node]:
     """The nodes that a node uses, its bodies excepted."""
-    return [argument for argument in node.all_input_nodes if _body(argument) is None]
+    return [argument for argument in node.all_input_nodes if body_of(argument) is None]
 
 
-def _body(node: fx.Node) -> fx.GraphModule | None:
+def body_of(node: fx.Node) -> fx.GraphModule | None:
+    """The graph that a get_attr node stands for, if it is one."""
     root = node.graph.owning_module
     if node.op != "get_attr" or root is None:
         return None
