@@ -42,6 +42,23 @@ def enclosing_annotations() -> Mapping[str, Any]:
     return private("torch.fx.traceback", "current_meta").get("custom") or {}
 
 
+@contextlib.contextmanager
+def annotations_in_force(annotations: Mapping[str, Any]) -> Iterator[None]:
+    """Have operators that are traced annotated with these, and no others.
+
+    `torch.fx.traceback.annotate` writes into the dict in force, which may be that of a node.
+    """
+    meta = private("torch.fx.traceback", "current_meta")
+    before = meta.get("custom")
+    meta["custom"] = dict(annotations)
+    try:
+        yield
+    finally:
+        meta.pop("custom")
+        if before is not None:
+            meta["custom"] = before
+
+
 def user_frames_of_trace() -> Sequence[Any]:
     """Frame summaries of the user code that Dynamo is tracing, outermost first; empty outside."""
     context = private("torch._guards", "TracingContext")
@@ -79,6 +96,16 @@ def _annotations_by_sequence_number(graph: torch.fx.Graph) -> dict[int, Mapping[
     if unseen:
         graph.__dict__["_torchair_scope_seen"] = unseen[0]
     return index
+
+
+def annotations_are_traced() -> bool:
+    """Whether the operators that run now become nodes with the annotations in force."""
+    return private("torch.fx.traceback", "has_preserved_node_meta")()
+
+
+def next_sequence_number() -> int:
+    """The sequence number of the next autograd node of this thread."""
+    return private("torch.autograd", "_get_sequence_nr")()
 
 
 def optimized_module_type() -> type:

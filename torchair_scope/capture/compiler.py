@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from torchair_scope.capture.backward_tags import keep_tags_in_backward
 from torchair_scope.capture.cut import CutGraph, Part
 from torchair_scope.capture.dynamo_graph import facts_of, warn_of_dead_code
 from torchair_scope.capture.graph_dump import write_graph
@@ -115,6 +116,7 @@ class Scoper:
     def entered_with(self, gm: torch.fx.GraphModule) -> Scoper:
         """The scoper for the ATen graphs that this Dynamo graph gives rise to."""
         separate_shared_bodies(gm)
+        keep_tags_in_backward(gm)
         warn_of_dead_code(gm)
         return replace(self, facts=facts_of(gm))
 

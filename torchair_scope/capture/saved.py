@@ -20,7 +20,7 @@ from torchair_scope.capture.bodies import (
 )
 from torchair_scope.capture.effects import is_random
 from torchair_scope.capture.partition import has_own_kind
-from torchair_scope.capture.tags import Tag, tag_of
+from torchair_scope.capture.tags import Tag, tag_of, tag_of_lost_bodies
 
 Facts = Mapping[str, Any]
 Wanted = Callable[[torch.fx.Node, Tag | None], bool]
@@ -102,10 +102,11 @@ class Selection:
         self, node: torch.fx.Node, tag: Tag | None, pattern: str
     ) -> dict[int, SavedBody]:
         found: dict[int, SavedBody] = {}
+        outer = inherited_tag(node, tag)
         for position, name, module, label in called_bodies(node):
             place = place_of(node)
             inner_pattern = f"{pattern}{place}{label.pattern}"
-            saved = self._in(module.graph, tag, {"body": name}, inner_pattern)
+            saved = self._in(module.graph, outer, {"body": name}, inner_pattern)
             if saved.calls or saved.bodies:
                 found[position] = SavedBody(place, label, saved)
         return found
@@ -132,6 +133,16 @@ class Selection:
         if runs_fused(node):
             facts["bodies"] = "fused"
         return facts
+
+
+def inherited_tag(node: torch.fx.Node, tag: Tag | None) -> Tag | None:
+    """The tag of operators in a node's bodies that have none, if the node itself has `tag`.
+
+    Where a body had tags and its graphs have lost them, all of its operators are saved.
+    """
+    if tag is not None or next(tags_in_bodies(node), None) is not None:
+        return tag
+    return tag_of_lost_bodies(node)
 
 
 def _tag_of_unknown_body(node: torch.fx.Node) -> Tag | None:
@@ -176,12 +187,13 @@ def _described(
             name = place_of(node) + nodes.short_name(operator[1])
             true = {"target": str(operator[1]), "operator": str(operator[1]), "output": None}
             listed.append({**entry, **true, "name": pattern + name, **of_body})
+        inherited = inherited_tag(node, tag)
         for _, name, module, label in called_bodies(node):
             inner = f"{pattern}{place_of(node)}{label.pattern}"
-            listed.extend(_described(module.graph, tag, {"body": name}, inner))
+            listed.extend(_described(module.graph, inherited, {"body": name}, inner))
     return listed
 
 
 def is_for_the_interpreter(node: torch.fx.Node) -> bool:
     """Whether a node may not be compiled, saved or not: operators in a scope are kept whole."""
-    return next(tags_in_bodies(node), None) is not None
+    return tag_of_lost_bodies(node) is not None or next(tags_in_bodies(node), None) is not None

@@ -15,6 +15,9 @@ import torch
 from torchair_scope.capture.targets import CARRIES_RANDOM_STATE, is_unpacking
 
 KEY = "torchair_scope"
+# Beside KEY, which AOTAutograd copies from forward to backward nodes, with mistakes in bodies.
+KEY_IN_BACKWARD = "torchair_scope_in_backward"
+KEY_OF_BODIES = "torchair_scope_of_bodies"
 UNKNOWN = "unknown"
 
 
@@ -27,8 +30,9 @@ class Tag(NamedTuple):
 
 def tag_in(annotations: Mapping[str, Any] | None) -> Tag | None:
     """The tag among the annotations of a node (the value of `node.meta["custom"]`)."""
-    value = (annotations or {}).get(KEY)
-    return None if value is None else Tag(*value)
+    annotations = annotations or {}
+    value = annotations.get(KEY_IN_BACKWARD, annotations.get(KEY))
+    return Tag(*value) if value else None
 
 
 def tag_of(node: torch.fx.Node) -> Tag | None:
@@ -39,11 +43,21 @@ def tag_of(node: torch.fx.Node) -> Tag | None:
 def put_tag(node: torch.fx.Node, tag: Tag | None) -> None:
     """Give a node a tag, or take the one away that it has."""
     # Nodes share these dicts: a new one is put in the place of the old.
-    annotations = {k: v for k, v in (node.meta.get("custom") or {}).items() if k != KEY}
-    if tag is not None:
-        annotations[KEY] = tuple(tag)
+    annotations = with_tag(node.meta.get("custom"), tag)
     if annotations or "custom" in node.meta:
         node.meta["custom"] = annotations
+
+
+def with_tag(annotations: Mapping[str, Any] | None, tag: Tag | None) -> dict[str, Any]:
+    """The same annotations with another tag, or with none."""
+    kept = {k: v for k, v in (annotations or {}).items() if k not in (KEY, KEY_IN_BACKWARD)}
+    return kept if tag is None else {**kept, KEY: tuple(tag)}
+
+
+def tag_of_lost_bodies(node: torch.fx.Node) -> Tag | None:
+    """The tag that bodies of the node had in the Dynamo graph (`keep_tags_in_backward`)."""
+    value = (node.meta.get("custom") or {}).get(KEY_OF_BODIES)
+    return Tag(*value) if value else None
 
 
 def scope_of(node: torch.fx.Node) -> str | None:
