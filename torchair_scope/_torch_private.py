@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -65,25 +66,43 @@ def user_frames_of_trace() -> Sequence[Any]:
     return context.extract_stack() if context.try_get() is not None else ()
 
 
+_traced = threading.local()
+
+
+@contextlib.contextmanager
+def _tracing_annotations() -> Iterator[None]:
+    """Remember the annotations of traced operators, for `annotations_of_traced_operator`."""
+    before = getattr(_traced, "annotations", None)
+    _traced.annotations = {}
+    try:
+        yield
+    finally:
+        _traced.annotations = before
+
+
 def annotations_of_traced_operator() -> Mapping[str, Any]:
     """The annotations of the operator that AOTAutograd is tracing, forward or backward.
 
     While the forward is traced they stand in the current node meta. A backward operator has
     those of the forward node that has its sequence number, which is how AOTAutograd itself
-    copies them, only later (`copy_fwd_metadata_to_bw_nodes`).
+    copies them, only later (`copy_fwd_metadata_to_bw_nodes`). A body is traced into a graph of its
+    own, and a second time from that graph, where the number stands in the current meta.
     """
     annotations = enclosing_annotations()
+    known: dict[int, Mapping[str, Any]] | None = getattr(_traced, "annotations", None)
+    mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")()
+    if known is None or mode is None:
+        return annotations
+    _remember_annotations(mode.tracer.graph, known)
     autograd_node = private("torch._C", "_current_autograd_node")()
     if annotations or autograd_node is None:
         return annotations
-    mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")()
-    if mode is None:
-        return {}
-    return _annotations_by_sequence_number(mode.tracer.graph).get(autograd_node._sequence_nr(), {})
+    number = private("torch.fx.traceback", "current_meta").get("seq_nr")
+    return known.get(autograd_node._sequence_nr() if number is None else number, {})
 
 
-def _annotations_by_sequence_number(graph: torch.fx.Graph) -> dict[int, Mapping[str, Any]]:
-    index: dict[int, Mapping[str, Any]] = graph.__dict__.setdefault("_torchair_scope_index", {})
+def _remember_annotations(graph: torch.fx.Graph, known: dict[int, Mapping[str, Any]]) -> None:
+    """Add the forward nodes that came to a graph since the last time."""
     newest = next(iter(reversed(graph.nodes)), None)
     seen = graph.__dict__.get("_torchair_scope_seen")
     unseen = []
@@ -91,11 +110,10 @@ def _annotations_by_sequence_number(graph: torch.fx.Graph) -> dict[int, Mapping[
         unseen.append(newest)
         newest = newest.prev
     for node in reversed(unseen):
-        if "seq_nr" in node.meta:
-            index.setdefault(node.meta["seq_nr"], node.meta.get("custom") or {})
+        if "seq_nr" in node.meta and not node.meta.get("autograd_backward"):
+            known.setdefault(node.meta["seq_nr"], node.meta.get("custom") or {})
     if unseen:
         graph.__dict__["_torchair_scope_seen"] = unseen[0]
-    return index
 
 
 def annotations_are_traced() -> bool:
@@ -171,13 +189,14 @@ def compiling_for_scopes() -> Iterator[None]:
       a part of it would overwrite others.
     """
     config = private("torch._functorch", "config")
-    with config.patch(
-        enable_autograd_cache=False,
-        force_autograd_cache=False,
-        bundled_autograd_cache=False,
-        cse=False,
-        donated_buffer=False,
-    ):
+    off = {
+        "enable_autograd_cache": False,
+        "force_autograd_cache": False,
+        "bundled_autograd_cache": False,
+        "cse": False,
+        "donated_buffer": False,
+    }
+    with config.patch(off), _tracing_annotations():
         yield
 
 

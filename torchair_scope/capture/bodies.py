@@ -103,7 +103,7 @@ def given_operator(node: torch.fx.Node) -> tuple[int, OpOverload] | None:
 
 
 def place_of(node: torch.fx.Node) -> str:
-    """What the names of all calls inside an operator begin with, `cond_0__`; unique in its graph."""
+    """What the names of calls inside an operator begin with, `cond_0__`; unique in its graph."""
     place = node.name if _NUMBERED.fullmatch(node.name) else f"{node.name}_0"
     others = {other.name for other in node.graph.nodes if other is not node}
     while place in others or any(other.startswith(f"{place}__") for other in others):

@@ -31,8 +31,9 @@ from torchair_scope.capture.shared_bodies import separate_shared_bodies
 from torchair_scope.capture.symbols import bind_symbols
 from torchair_scope.capture.tags import (
     Tag,
+    TagsOfRandomOperators,
+    graphs_in,
     has_tags,
-    tag_carriers_of_random_state,
     tag_gradient_sums,
 )
 from torchair_scope.config import CompilerConfig
@@ -99,11 +100,13 @@ class Scoper:
         settings: what to dump, and where.
         inner_name: how the manifest and messages call the inner compiler.
         facts: what is known of the Dynamo graph that the ATen graphs come from.
+        random_operators: what their forward graph tells their backward graph.
     """
 
     settings: DumpSettings
     inner_name: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+    random_operators: TagsOfRandomOperators = field(default_factory=TagsOfRandomOperators)
 
     def wants(self, gm: torch.fx.GraphModule) -> bool:
         """Whether a Dynamo graph is to pass through `compile`; else it goes on as it is."""
@@ -118,7 +121,7 @@ class Scoper:
         separate_shared_bodies(gm)
         keep_tags_in_backward(gm)
         warn_of_dead_code(gm)
-        return replace(self, facts=facts_of(gm))
+        return replace(self, facts=facts_of(gm), random_operators=TagsOfRandomOperators())
 
     def compile(
         self,
@@ -128,8 +131,9 @@ class Scoper:
         pieces: PieceCompiler,
     ) -> Any:
         """Compile one ATen graph: its tagged nodes are dumped, all others are compiled."""
-        tag_carriers_of_random_state(gm.graph)
-        tag_gradient_sums(gm.graph)
+        self.random_operators.restore(gm.graph)
+        for graph in graphs_in(gm):
+            tag_gradient_sums(graph)
         warn_of_unknown_bodies(gm.graph)
         saved = Selection(self._wants_tagged, direction).of(gm.graph)
         number = self._number(gm)

@@ -71,13 +71,17 @@ class DumpingInterpreter(torch.fx.Interpreter):
         """Run an operator; its inputs are handed over before, since it may change them."""
         call = self.begin_call(self.node, args, kwargs)
         watched = self.watched_arguments(self.node, args)
-        # A graph from AOTAutograd holds its own backward; some operators would trace their bodies.
-        below = _torch_private.below_autograd() if watched else contextlib.nullcontext()
-        with below:
+        with self._below_autograd_if_it_runs_bodies():
             result = super().call_function(target, watched or args, kwargs)
         if call is not None:
             call.finish(result, mutated_arguments(target, args, kwargs))
         return result
+
+    def _below_autograd_if_it_runs_bodies(self) -> contextlib.AbstractContextManager[Any]:
+        """A graph from AOTAutograd needs no autograd; above it, operators trace their bodies."""
+        if self.node is None or self.node.name not in self.saved.bodies:
+            return contextlib.nullcontext()
+        return _torch_private.below_autograd()
 
     def begin_call(
         self, node: torch.fx.Node | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -138,7 +142,7 @@ class WatchedOperator(OpOverload):
         self._step = step
         self._place = place
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the operator, and save the call."""
         args, kwargs = _by_position(self._operator, args, kwargs)
         name = self._place + self._saved.name
@@ -193,9 +197,7 @@ def _aliases(value: Any) -> tuple[str, ...]:
     return () if value.alias_info is None else tuple(value.alias_info.before_set)
 
 
-def run_region(
-    region: torch.fx.GraphModule, saved: Saved, step: StepSink, args: list[Any]
-) -> Any:
+def run_region(region: torch.fx.GraphModule, saved: Saved, step: StepSink, args: list[Any]) -> Any:
     """Run a dumped region on boxed arguments, freeing each value after its last use."""
     run: Callable[[list[Any]], Any] = DumpingInterpreter(region, saved, step).boxed_run
     return run(args)

@@ -21,6 +21,7 @@ from torchair_scope.capture.bodies import (
 from torchair_scope.capture.effects import is_random
 from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.tags import Tag, tag_of, tag_of_lost_bodies
+from torchair_scope.capture.targets import handles_tokens
 
 Facts = Mapping[str, Any]
 Wanted = Callable[[torch.fx.Node, Tag | None], bool]
@@ -79,9 +80,7 @@ class Selection:
         """What is saved of a graph."""
         return self._in(graph, None, {}, "")
 
-    def _in(
-        self, graph: torch.fx.Graph, outer: Tag | None, of_body: Facts, pattern: str
-    ) -> Saved:
+    def _in(self, graph: torch.fx.Graph, outer: Tag | None, of_body: Facts, pattern: str) -> Saved:
         calls: dict[str, Facts] = {}
         inside: dict[str, Mapping[int, SavedBody]] = {}
         given: dict[str, SavedOperator] = {}
@@ -98,9 +97,7 @@ class Selection:
                     given[node.name] = operator
         return Saved(calls, inside, given)
 
-    def _bodies(
-        self, node: torch.fx.Node, tag: Tag | None, pattern: str
-    ) -> dict[int, SavedBody]:
+    def _bodies(self, node: torch.fx.Node, tag: Tag | None, pattern: str) -> dict[int, SavedBody]:
         found: dict[int, SavedBody] = {}
         outer = inherited_tag(node, tag)
         for position, name, module, label in called_bodies(node):
@@ -147,7 +144,9 @@ def inherited_tag(node: torch.fx.Node, tag: Tag | None) -> Tag | None:
 
 def _tag_of_unknown_body(node: torch.fx.Node) -> Tag | None:
     """The first tag in bodies that only the operator itself can run: it is saved for them."""
-    return None if called_bodies(node) else next(tags_in_bodies(node), None)
+    if called_bodies(node):
+        return None
+    return next(tags_in_bodies(node), None) or tag_of_lost_bodies(node)
 
 
 def warn_of_unknown_bodies(graph: torch.fx.Graph) -> None:
@@ -195,5 +194,10 @@ def _described(
 
 
 def is_for_the_interpreter(node: torch.fx.Node) -> bool:
-    """Whether a node may not be compiled, saved or not: operators in a scope are kept whole."""
-    return tag_of_lost_bodies(node) is not None or next(tags_in_bodies(node), None) is not None
+    """Whether a node of a cut graph may not be compiled, saved or not.
+
+    Operators in a scope are kept whole, for no compiler to see, and effect tokens are no values
+    that a compiled part of a graph could return.
+    """
+    has_tags = tag_of_lost_bodies(node) or next(tags_in_bodies(node), None)
+    return has_tags is not None or handles_tokens(node)

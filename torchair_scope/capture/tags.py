@@ -7,6 +7,7 @@ also carries it into the forward and the backward ATen graph.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,9 @@ KEY = "torchair_scope"
 KEY_IN_BACKWARD = "torchair_scope_in_backward"
 KEY_OF_BODIES = "torchair_scope_of_bodies"
 UNKNOWN = "unknown"
+
+_KNOWN = ("custom", "partitioner_tag")
+_SAVED_STATE = re.compile(r"rng_state_output_(\d+)")
 
 
 class Tag(NamedTuple):
@@ -71,27 +75,45 @@ def has_tags(gm: torch.fx.GraphModule) -> bool:
     return any(tag_of(node) is not None for node in _operators(gm))
 
 
+def graphs_in(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Graph]:
+    """The graph of a module and those of the bodies in it."""
+    modules = (module for module in gm.modules() if isinstance(module, torch.fx.GraphModule))
+    return (module.graph for module in modules)
+
+
 def _operators(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    for module in gm.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            for node in module.graph.nodes:
-                if node.op.startswith("call_"):
-                    yield node
+    nodes = (node for graph in graphs_in(gm) for node in graph.nodes)
+    return (node for node in nodes if node.op.startswith("call_"))
 
 
-def tag_carriers_of_random_state(graph: torch.fx.Graph) -> None:
-    """Give operators that run another one with a saved random state the tag of that one.
+class TagsOfRandomOperators:
+    """Tags of random operators that run again in the backward, for those that took their place.
 
-    AOTAutograd puts them in the place of random operators that it recomputes, and leaves what it
-    knew of these on the nodes that unpack the results.
+    AOTAutograd replaces them by operators that run them with a saved random state, and leaves what
+    it knew of them on the nodes that unpack the results. In the backward there may be no such node;
+    the saved states are numbered there as the operators in the forward.
     """
-    for node in graph.nodes:
-        if getattr(node.target, "__name__", None) not in CARRIES_RANDOM_STATE:
-            continue
-        for user in filter(is_unpacking, node.users):
-            for key in ("custom", "partitioner_tag"):
-                if key in user.meta:
-                    node.meta.setdefault(key, user.meta[key])
+
+    def __init__(self) -> None:
+        self._of_forward: list[dict[str, Any]] = []
+
+    def restore(self, graph: torch.fx.Graph) -> None:
+        """Put the tags on the nodes of a forward graph, and later on those of its backward."""
+        for node in graph.nodes:
+            name = getattr(node.target, "__name__", None)
+            if name in CARRIES_RANDOM_STATE:
+                known = self._known(node)
+                if name == "run_and_save_rng_state":
+                    self._of_forward.append(known)
+                node.meta.update({key: known[key] for key in known if key not in node.meta})
+
+    def _known(self, node: torch.fx.Node) -> dict[str, Any]:
+        for user in node.users:
+            if is_unpacking(user) and "partitioner_tag" in user.meta:
+                return {key: user.meta[key] for key in _KNOWN if key in user.meta}
+        state = _SAVED_STATE.fullmatch(str(node.args[0])) if node.args else None
+        number = int(state[1]) if state else len(self._of_forward)
+        return self._of_forward[number] if number < len(self._of_forward) else {}
 
 
 def tag_gradient_sums(graph: torch.fx.Graph) -> None:

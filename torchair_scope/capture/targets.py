@@ -29,6 +29,7 @@ CARRIES_RANDOM_STATE = {
     "graphsafe_run_with_rng_state",
     "run_dtensor_rng_op",
 }
+_HANDLES_TOKENS = {"with_effects", "_make_token", "_sink_tokens"}
 # What they run writes to copies at most, and no result shares memory with an argument.
 _FUNCTIONAL = CARRIES_RANDOM_STATE | {
     "auto_functionalized",
@@ -83,6 +84,11 @@ def is_plain_python(node: fx.Node) -> bool:
 def is_functional(node: fx.Node) -> bool:
     """Whether the node is a higher-order operator that leaves the memory of its arguments alone."""
     return isinstance(node.target, HigherOrderOperator) and name_of(node) in _FUNCTIONAL
+
+
+def handles_tokens(node: fx.Node) -> bool:
+    """Whether the node makes, passes on or takes effect tokens, which only order operators."""
+    return node.op == "call_function" and name_of(node) in _HANDLES_TOKENS
 
 
 def is_opaque(node: fx.Node) -> bool:
