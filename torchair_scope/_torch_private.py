@@ -170,6 +170,15 @@ def below_autograd() -> contextlib.AbstractContextManager[Any]:
     return private("torch._C", "_AutoDispatchBelowAutograd")()
 
 
+def triton_kernel_name(index: Any) -> str:
+    """The name of the Triton kernel that `triton_kernel_wrapper_*` is given by its number."""
+    table = private("torch._higher_order_ops.triton_kernel_wrap", "kernel_side_table")
+    kernel = table.get_kernel(index)
+    while not hasattr(kernel, "__name__"):  # within autotuning and heuristics
+        kernel = kernel.fn
+    return kernel.__name__
+
+
 # --- compilers ---------------------------------------------------------------------------------
 
 

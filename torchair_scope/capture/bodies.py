@@ -50,8 +50,6 @@ _BODIES: dict[str, tuple[Label, ...]] = {
     "associative_scan": (_EACH_TIME,),
     "invoke_subgraph": (_ONCE,),
     "hints_wrapper": (_ONCE,),
-    "strict_mode": (_ONCE,),
-    "local_map_hop": (_ONCE,),
 }
 # Their bodies are traced into one fused kernel, or mapped over every element.
 _FUSED = {"flex_attention", "flex_attention_backward"}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
+from torchair_scope import _torch_private
 from torchair_scope.capture.bodies import given_operator
 from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.tags import Tag
@@ -16,6 +17,7 @@ from torchair_scope.capture.tags import Tag
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+(?:\n(?P<code>[^\n]*))?')
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MODULE_STEP = re.compile(r"\['([^']+)'\]|\[(\d+)\]|\.?([A-Za-z0-9_]+)")
+_RUNS_TRITON_KERNEL = ("triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation")
 
 
 class Source(NamedTuple):
@@ -39,7 +41,9 @@ def target_name(node: torch.fx.Node) -> str:
 
 
 def operator_name(node: torch.fx.Node) -> str:
-    """The operator that does the work: the one that the target is given to run, if it is."""
+    """What does the work: the operator, or Triton kernel, that the target is given to run."""
+    if target_name(node) in _RUNS_TRITON_KERNEL:
+        return f"triton.{_torch_private.triton_kernel_name(node.kwargs['kernel_idx'])}"
     given = given_operator(node)
     return target_name(node) if given is None else str(given[1])
 
