@@ -93,12 +93,25 @@ def annotations_of_traced_operator() -> Mapping[str, Any]:
     mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")()
     if known is None or mode is None:
         return annotations
-    _remember_annotations(mode.tracer.graph, known)
+    for graph in (mode.tracer.graph, *_graphs_around_the_traced_body()):
+        _remember_annotations(graph, known)
     autograd_node = private("torch._C", "_current_autograd_node")()
     if annotations or autograd_node is None:
         return annotations
     number = private("torch.fx.traceback", "current_meta").get("seq_nr")
     return known.get(autograd_node._sequence_nr() if number is None else number, {})
+
+
+def traces_a_body() -> bool:
+    """Whether the graph that is traced now is a body of an operator in another one."""
+    return next(_graphs_around_the_traced_body(), None) is not None
+
+
+def _graphs_around_the_traced_body() -> Iterator[torch.fx.Graph]:
+    tracer = private("torch.fx.experimental.proxy_tensor", "_CURRENT_MAKE_FX_TRACER")
+    while tracer is not None and tracer.parent_tracer is not None:
+        tracer = tracer.parent_tracer
+        yield tracer.fx_tracer.graph
 
 
 def _remember_annotations(graph: torch.fx.Graph, known: dict[int, Mapping[str, Any]]) -> None:

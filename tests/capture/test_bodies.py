@@ -14,7 +14,9 @@ from tests.support.bits import difference
 from tests.support.bodies import calls_of, dump, gelu, names
 from torchair_scope.store.reader import read
 
-every_inner = pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+every_inner = pytest.mark.parametrize(
+    "inner", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
 data_dump = torchair.scope.data_dump
 
 
@@ -91,9 +93,12 @@ def test_a_scope_around_cond_dumps_it_and_its_branch(dump_path, inner):
 
 @every_inner
 def test_a_loop_dumps_each_run_of_its_condition_and_its_body(dump_path, inner):
+    def body(i, y):
+        return i + 1, gelu(y)
+
     def function(x):
         with data_dump("loop"):
-            return while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, gelu(y)), (x[0], x))
+            return while_loop(lambda i, y: i < 2, body, (torch.tensor(0), x))
 
     rank = dump(function, (torch.zeros(3),), inner, dump_path)
     inside = [call for call in rank.calls if call.node.startswith("while_loop_0__")]

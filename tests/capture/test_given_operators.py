@@ -1,7 +1,5 @@
 """Operators that are given another one to run: it is dumped as well, as what it is."""
 
-import types
-
 import pytest
 import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
@@ -16,7 +14,9 @@ from tests.support.bits import difference
 from tests.support.bodies import calls_of, dump
 from torchair_scope.capture.nodes import operator_name
 
-every_inner = pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+every_inner = pytest.mark.parametrize(
+    "inner", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
 data_dump = torchair.scope.data_dump
 
 
@@ -127,8 +127,13 @@ def test_checkpointed_operators_are_marked_where_they_run_again_and_nowhere_else
 
 
 def test_a_triton_kernel_is_known_by_its_name():
-    autotuned = types.SimpleNamespace(fn=types.SimpleNamespace(__name__="add_kernel"))
-    index = kernel_side_table.add_kernel(autotuned)
+    def add_kernel():
+        pass
+
+    class Autotuned:
+        fn = add_kernel
+
+    index = kernel_side_table.add_kernel(Autotuned())
     graph = torch.fx.Graph()
     node = graph.call_function(triton_kernel_wrapper_functional, (), {"kernel_idx": index})
     assert operator_name(node) == "triton.add_kernel"

@@ -35,7 +35,9 @@ def _outside_scopes(decomposition: Callable[..., Any]) -> Callable[..., Any]:
 
 def stays_whole(annotations: Mapping[str, Any]) -> bool:
     """Whether an operator with these annotations lies in a scope, or in a body with a scope."""
-    return tag_in(annotations) is not None or KEY_OF_BODIES in annotations
+    if tag_in(annotations) is not None:
+        return True
+    return KEY_OF_BODIES in annotations and _torch_private.traces_a_body()
 
 
 class HiddenOperator:

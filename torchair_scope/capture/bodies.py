@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
-from torchair_scope.capture.tags import Tag, tag_of
+from torchair_scope.capture.tags import KEY_OF_BODIES, Tag, tag_of
 from torchair_scope.capture.targets import bodies, body_of, name_of
 
 _NUMBERED = re.compile(r".*_\d+")
@@ -118,6 +118,13 @@ def tags_in_bodies(node: torch.fx.Node) -> Iterator[Tag]:
                 yield from tags_in_bodies(inner)
             else:
                 yield tag
+
+
+def tag_of_lost_bodies(node: torch.fx.Node) -> Tag | None:
+    """The tag that a body of the node had in the Dynamo graph (`keep_tags_in_backward`)."""
+    value = (node.meta.get("custom") or {}).get(KEY_OF_BODIES)
+    # The annotation is also copied to other nodes that the operator gives rise to.
+    return Tag(*value) if value and next(bodies(node), None) is not None else None
 
 
 def _is_higher_order(node: torch.fx.Node) -> bool:

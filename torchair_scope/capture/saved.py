@@ -16,11 +16,12 @@ from torchair_scope.capture.bodies import (
     given_operator,
     place_of,
     runs_fused,
+    tag_of_lost_bodies,
     tags_in_bodies,
 )
 from torchair_scope.capture.effects import is_random
 from torchair_scope.capture.partition import has_own_kind
-from torchair_scope.capture.tags import Tag, tag_of, tag_of_lost_bodies
+from torchair_scope.capture.tags import Tag, tag_of
 from torchair_scope.capture.targets import handles_tokens
 
 Facts = Mapping[str, Any]

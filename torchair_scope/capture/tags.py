@@ -58,12 +58,6 @@ def with_tag(annotations: Mapping[str, Any] | None, tag: Tag | None) -> dict[str
     return kept if tag is None else {**kept, KEY: tuple(tag)}
 
 
-def tag_of_lost_bodies(node: torch.fx.Node) -> Tag | None:
-    """The tag that bodies of the node had in the Dynamo graph (`keep_tags_in_backward`)."""
-    value = (node.meta.get("custom") or {}).get(KEY_OF_BODIES)
-    return Tag(*value) if value else None
-
-
 def scope_of(node: torch.fx.Node) -> str | None:
     """The path of the innermost scope that `node` was born in (`outer/inner`), or None."""
     tag = tag_of(node)
