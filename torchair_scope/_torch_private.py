@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -43,10 +44,41 @@ def enclosing_annotations() -> Mapping[str, Any]:
     return private("torch.fx.traceback", "current_meta").get("custom") or {}
 
 
+@contextlib.contextmanager
+def annotations_in_force(annotations: Mapping[str, Any]) -> Iterator[None]:
+    """Have operators that are traced annotated with these, and no others.
+
+    `torch.fx.traceback.annotate` writes into the dict in force, which may be that of a node.
+    """
+    meta = private("torch.fx.traceback", "current_meta")
+    before = meta.get("custom")
+    meta["custom"] = dict(annotations)
+    try:
+        yield
+    finally:
+        meta.pop("custom")
+        if before is not None:
+            meta["custom"] = before
+
+
 def user_frames_of_trace() -> Sequence[Any]:
     """Frame summaries of the user code that Dynamo is tracing, outermost first; empty outside."""
     context = private("torch._guards", "TracingContext")
     return context.extract_stack() if context.try_get() is not None else ()
+
+
+_traced = threading.local()
+
+
+@contextlib.contextmanager
+def _tracing_annotations() -> Iterator[None]:
+    """Remember the annotations of traced operators, for `annotations_of_traced_operator`."""
+    before = getattr(_traced, "annotations", None)
+    _traced.annotations = {}
+    try:
+        yield
+    finally:
+        _traced.annotations = before
 
 
 def annotations_of_traced_operator() -> Mapping[str, Any]:
@@ -54,16 +86,22 @@ def annotations_of_traced_operator() -> Mapping[str, Any]:
 
     While the forward is traced they stand in the current node meta. A backward operator has
     those of the forward node that has its sequence number, which is how AOTAutograd itself
-    copies them, only later (`copy_fwd_metadata_to_bw_nodes`).
+    copies them, only later (`copy_fwd_metadata_to_bw_nodes`). A body is traced into a graph of its
+    own, and a second time from that graph, where the number stands in the current meta.
     """
     annotations = enclosing_annotations()
-    autograd_node = private("torch._C", "_current_autograd_node")()
-    if annotations or autograd_node is None:
-        return annotations
+    known: dict[int, Mapping[str, Any]] | None = getattr(_traced, "annotations", None)
     mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")()
-    if mode is None or not _is_joint(mode.tracer.graph):
-        return {}
-    return _annotations_by_sequence_number(mode.tracer.graph).get(autograd_node._sequence_nr(), {})
+    if known is None or mode is None:
+        return annotations
+    graphs = (mode.tracer.graph, *_graphs_around_the_traced_body())
+    for graph in graphs:
+        _remember_annotations(graph, known)
+    autograd_node = private("torch._C", "_current_autograd_node")()
+    if annotations or autograd_node is None or not any(map(_is_joint, graphs)):
+        return annotations
+    number = private("torch.fx.traceback", "current_meta").get("seq_nr")
+    return known.get(autograd_node._sequence_nr() if number is None else number, {})
 
 
 def _is_joint(graph: torch.fx.Graph) -> bool:
@@ -72,8 +110,20 @@ def _is_joint(graph: torch.fx.Graph) -> bool:
     return any(node.name.startswith("tangents") for node in placeholders)
 
 
-def _annotations_by_sequence_number(graph: torch.fx.Graph) -> dict[int, Mapping[str, Any]]:
-    index: dict[int, Mapping[str, Any]] = graph.__dict__.setdefault("_torchair_scope_index", {})
+def traces_a_body() -> bool:
+    """Whether the graph that is traced now is a body of an operator in another one."""
+    return next(_graphs_around_the_traced_body(), None) is not None
+
+
+def _graphs_around_the_traced_body() -> Iterator[torch.fx.Graph]:
+    tracer = private("torch.fx.experimental.proxy_tensor", "_CURRENT_MAKE_FX_TRACER")
+    while tracer is not None and tracer.parent_tracer is not None:
+        tracer = tracer.parent_tracer
+        yield tracer.fx_tracer.graph
+
+
+def _remember_annotations(graph: torch.fx.Graph, known: dict[int, Mapping[str, Any]]) -> None:
+    """Add the forward nodes that came to a graph since the last time."""
     newest = next(iter(reversed(graph.nodes)), None)
     seen = graph.__dict__.get("_torchair_scope_seen")
     unseen = []
@@ -81,11 +131,20 @@ def _annotations_by_sequence_number(graph: torch.fx.Graph) -> dict[int, Mapping[
         unseen.append(newest)
         newest = newest.prev
     for node in reversed(unseen):
-        if "seq_nr" in node.meta:
-            index.setdefault(node.meta["seq_nr"], node.meta.get("custom") or {})
+        if "seq_nr" in node.meta and not node.meta.get("autograd_backward"):
+            known.setdefault(node.meta["seq_nr"], node.meta.get("custom") or {})
     if unseen:
         graph.__dict__["_torchair_scope_seen"] = unseen[0]
-    return index
+
+
+def annotations_are_traced() -> bool:
+    """Whether the operators that run now become nodes with the annotations in force."""
+    return private("torch.fx.traceback", "has_preserved_node_meta")()
+
+
+def next_sequence_number() -> int:
+    """The sequence number of the next autograd node of this thread."""
+    return private("torch.autograd", "_get_sequence_nr")()
 
 
 def optimized_module_type() -> type:
@@ -120,6 +179,27 @@ def constant_of_trace(function: _Function) -> _Function:
     return function
 
 
+# --- running -------------------------------------------------------------------------------------
+
+
+def below_autograd() -> contextlib.AbstractContextManager[Any]:
+    """Call operators as autograd calls them: without its own keys.
+
+    So do the autograd functions of `cond` and its like call the operator. Above it, some trace
+    their bodies for a backward (`scan`), others answer from a cache (`invoke_subgraph`).
+    """
+    return private("torch._C", "_AutoDispatchBelowAutograd")()
+
+
+def triton_kernel_name(index: Any) -> str:
+    """The name of the Triton kernel that `triton_kernel_wrapper_*` is given by its number."""
+    table = private("torch._higher_order_ops.triton_kernel_wrap", "kernel_side_table")
+    kernel = table.get_kernel(index)
+    while not hasattr(kernel, "__name__"):  # within autotuning and heuristics
+        kernel = kernel.fn
+    return kernel.__name__
+
+
 # --- compilers ---------------------------------------------------------------------------------
 
 
@@ -143,16 +223,14 @@ def compiling_for_scopes(
       place of others come without any.
     """
     config = private("torch._functorch", "config")
-    with (
-        _floats_to_tensors(keeping_meta),
-        config.patch(
-            enable_autograd_cache=False,
-            force_autograd_cache=False,
-            bundled_autograd_cache=False,
-            cse=False,
-            donated_buffer=False,
-        ),
-    ):
+    off = {
+        "enable_autograd_cache": False,
+        "force_autograd_cache": False,
+        "bundled_autograd_cache": False,
+        "cse": False,
+        "donated_buffer": False,
+    }
+    with _floats_to_tensors(keeping_meta), config.patch(off), _tracing_annotations():
         yield
 
 

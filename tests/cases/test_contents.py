@@ -94,13 +94,26 @@ def test_08_a_buffer_is_right_after_several_calls_and_dumped_before_its_last_cha
 @every_inner
 def test_10_the_base_of_a_mutated_view_is_saved_before_and_after(ran, inner):
     run = ran("case_10_mutating_custom_op", inner)
-    (call,) = _calls(run)
+    (call,) = _calls(run, "auto_functionalized")
     assert "scatter_row" in json.dumps(call.record)
     _, kwargs = call.load_args()
     assert torch.equal(kwargs["_all_bases"][0].reshape(-1), torch.zeros(12))
     result, base = call.load_outputs()
     assert torch.equal(result, torch.full((3,), 2.0))
     assert base.reshape(4, 3).tolist() == [[0.0] * 3, [2.0] * 3, [0.0] * 3, [0.0] * 3]
+
+
+@every_inner
+def test_10_the_true_operator_is_saved_with_what_it_changed_before_and_after(ran, inner):
+    (call,) = _calls(ran("case_10_mutating_custom_op", inner), "bugcase10.scatter_row")
+    assert call.node == "auto_functionalized_v2_0__scatter_row"
+    (x, out, opt), kwargs = call.load_args()
+    assert (x.tolist(), out.tolist(), opt, kwargs) == ([1.0] * 3, [0.0] * 3, None, {})
+    assert call.load_outputs().tolist() == [2.0] * 3
+    assert {name: value.tolist() for name, value in call.load_mutated().items()} == {
+        "out": [2.0] * 3
+    }
+    assert set(_shapes(call.output_files)) == {"OUTPUT.0", "MUTATED.out"}
 
 
 @every_inner
@@ -111,6 +124,7 @@ def test_15_forward_and_recomputed_values_are_both_there_and_equal(ran, inner):
     assert forward.node == recomputed.node
     assert difference(recomputed.load_outputs(), forward.load_outputs()) is None
     assert _directions(run) == {forward.graph: "forward", recomputed.graph: "backward"}
+    assert (forward.record.get("recompute"), recomputed.record["recompute"]) == (None, True)
 
 
 @every_inner

@@ -40,7 +40,7 @@ def _leaf_difference(actual: Any, expected: Any) -> str | None:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of `tensor`, one row an element."""
-    # Not `contiguous()`, which leaves a tensor of one element its strides.
-    plain = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    plain.copy_(tensor.detach())
-    return plain.reshape(-1).view(torch.uint8).reshape(plain.numel(), plain.element_size())
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    # A fresh tensor: one of a single element may count as contiguous with any stride.
+    packed = torch.empty(plain.numel(), dtype=plain.dtype).copy_(plain.reshape(-1))
+    return packed.view(torch.uint8).reshape(packed.numel(), packed.element_size())

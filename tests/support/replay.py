@@ -29,7 +29,8 @@ class Verdict:
 def replay(call: Call) -> Verdict:
     """Run `call` again on the arguments that were dumped and compare with the dumped outputs.
 
-    Outputs have to be equal bit for bit, with the same dtype, shape and strides. Random operators,
+    Outputs have to be equal bit for bit, with the same dtype, shape and strides, and so have
+    arguments that the operator writes to and does not return. Random operators,
     collectives and operators that take a graph are skipped.
     """
     reason = _reason_to_skip(call)
@@ -38,8 +39,17 @@ def replay(call: Call) -> Verdict:
     args, kwargs = call.load_args()
     with torch.no_grad():
         outputs = resolve(call.target)(*args, **kwargs)
-    detail = difference(outputs, call.load_outputs())
+    detail = difference(outputs, call.load_outputs()) or _difference_in_mutated(call, args, kwargs)
     return Verdict("equal") if detail is None else Verdict("different", detail)
+
+
+def _difference_in_mutated(call: Call, args: tuple, kwargs: dict[str, Any]) -> str | None:
+    mutated = call.load_mutated()
+    if not mutated:
+        return None
+    parameters = [argument.name for argument in resolve(call.target)._schema.arguments]
+    given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    return difference([given[name] for name in mutated], list(mutated.values()))
 
 
 def assert_replays(dump: Dump) -> list[Verdict]:

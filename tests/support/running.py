@@ -60,8 +60,8 @@ def run_case(
     """
     inner = backend_options["backend"]
     options = {"path": str(tmp_path), **backend_options}
-    reference = _run(case, contextlib.nullcontext, calls, backend=inner)
-    result = _run(
+    reference = run_once(case, contextlib.nullcontext, calls, backend=inner)
+    result = run_once(
         case, torchair_scope.scope.data_dump, calls, backend="torchair_scope", options=options
     )
     return CaseResult(result, reference, _read_if_there(tmp_path))
@@ -71,7 +71,8 @@ def _read_if_there(path: Path) -> Dump:
     return read(path) if path.is_dir() and any(path.iterdir()) else Dump(path, [])
 
 
-def _run(case: ModuleType, data_dump: Callable, calls: int, **backend: Any) -> Outcome:
+def run_once(case: ModuleType, data_dump: Callable, calls: int, **backend: Any) -> Outcome:
+    """Run `case` compiled with `backend`, and `options` if it takes any, from a fresh state."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     with contextlib.ExitStack() as stack:

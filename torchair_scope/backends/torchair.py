@@ -29,7 +29,7 @@ from torchair_scope.capture.markers import (
 )
 from torchair_scope.capture.partition import Region
 from torchair_scope.capture.tags import has_tags
-from torchair_scope.capture.targets import name_of
+from torchair_scope.capture.targets import bodies, name_of
 
 CompileGraph = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 
@@ -98,6 +98,7 @@ class AscendPieces:
 
     def part(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a part of a graph; what it returns gets the layouts of the whole graph back."""
+        _refuse_bodies(gm.graph)
         split = split_off_views(gm)
         lower_markers(gm.graph)
         gm.recompile()
@@ -108,6 +109,13 @@ class AscendPieces:
         if split is None:
             return lambda args: restore(compiled(*args))
         return lambda args: split.merge(split.views(*args), restore(compiled(*args)))
+
+
+def _refuse_bodies(graph: torch.fx.Graph) -> None:
+    """GE refuses these by itself; an ACL graph of them is made, and fails at its first run."""
+    for node in graph.nodes:
+        if next(bodies(node), None) is not None:
+            raise NotImplementedError(f"{name_of(node)} runs a graph of its own")
 
 
 def compile_with_scopes(

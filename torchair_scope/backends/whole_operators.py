@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from torchair_scope import _torch_private
-from torchair_scope.capture.tags import tag_in, tag_of
+from torchair_scope.capture.tags import KEY_OF_BODIES, tag_in, tag_of
 from torchair_scope.capture.targets import name_of
 
 
@@ -29,11 +29,18 @@ def keep_whole(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..
 def _outside_scopes(decomposition: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(decomposition)
     def decompose(*args: Any, **kwargs: Any) -> Any:
-        if tag_in(_torch_private.annotations_of_traced_operator()) is not None:
+        if stays_whole(_torch_private.annotations_of_traced_operator()):
             return NotImplemented
         return decomposition(*args, **kwargs)
 
     return decompose
+
+
+def stays_whole(annotations: Mapping[str, Any]) -> bool:
+    """Whether an operator with these annotations lies in a scope, or in a body with a scope."""
+    if tag_in(annotations) is not None:
+        return True
+    return KEY_OF_BODIES in annotations and _torch_private.traces_a_body()
 
 
 class HiddenOperator:

@@ -16,17 +16,27 @@ from typing import Any, Literal
 
 import torch
 
-from torchair_scope.capture import nodes
-from torchair_scope.capture.bodies import tag_or_body_tag_of, warn_of_tagged_bodies
+from torchair_scope.capture.backward_tags import keep_tags_in_backward
 from torchair_scope.capture.cut import CutGraph, Part
 from torchair_scope.capture.dynamo_graph import facts_of, warn_of_dead_code
-from torchair_scope.capture.effects import is_random
 from torchair_scope.capture.graph_dump import write_graph
-from torchair_scope.capture.markers import markers_of
-from torchair_scope.capture.partition import Region, has_own_kind, partition
-from torchair_scope.capture.parts import Facts, PieceCompiler, RegionCompiler, dumped
+from torchair_scope.capture.partition import Region, partition
+from torchair_scope.capture.parts import PieceCompiler, RegionCompiler, dumped
+from torchair_scope.capture.saved import (
+    Selection,
+    describe_nodes,
+    is_for_the_interpreter,
+    warn_of_unknown_bodies,
+)
+from torchair_scope.capture.shared_bodies import separate_shared_bodies
 from torchair_scope.capture.symbols import bind_symbols
-from torchair_scope.capture.tags import has_tags, tag_gradient_sums
+from torchair_scope.capture.tags import (
+    Tag,
+    TagsOfRandomOperators,
+    graphs_in,
+    has_tags,
+    tag_what_stands_between,
+)
 from torchair_scope.store.run import open_run
 from torchair_scope.store.writer import GraphDump, Step
 
@@ -105,12 +115,14 @@ class Scoper:
         inner_name: how the manifest and messages call the inner compiler.
         facts: what is known of the Dynamo graph that the ATen graphs come from.
         next_number: gives the number of a graph that is dumped.
+        random_operators: what their forward graph tells their backward graph.
     """
 
     settings: DumpSettings
     inner_name: str
     facts: Mapping[str, Any] = field(default_factory=dict)
     next_number: Callable[[], int] = _count
+    random_operators: TagsOfRandomOperators = field(default_factory=TagsOfRandomOperators)
 
     def wants(self, gm: torch.fx.GraphModule) -> bool:
         """Whether a Dynamo graph is to pass through `compile`; else it goes on as it is."""
@@ -122,8 +134,10 @@ class Scoper:
 
     def entered_with(self, gm: torch.fx.GraphModule) -> Scoper:
         """The scoper for the ATen graphs that this Dynamo graph gives rise to."""
+        separate_shared_bodies(gm)
+        keep_tags_in_backward(gm)
         warn_of_dead_code(gm)
-        return replace(self, facts=facts_of(gm))
+        return replace(self, facts=facts_of(gm), random_operators=TagsOfRandomOperators())
 
     def compile(
         self,
@@ -133,15 +147,20 @@ class Scoper:
         pieces: PieceCompiler,
     ) -> Any:
         """Compile one ATen graph: its tagged nodes are dumped, all others are compiled."""
-        tag_gradient_sums(gm.graph)
-        warn_of_tagged_bodies(gm.graph)
-        saved = self._saved_nodes(gm, lambda node: tag_or_body_tag_of(node) is not None)
-        if saved or self.settings.graph_file is not None:
+        self.random_operators.restore(gm.graph)
+        for graph in graphs_in(gm):
+            tag_what_stands_between(graph)
+        warn_of_unknown_bodies(gm.graph)
+        saved = Selection(self._wants_tagged, direction).of(gm.graph)
+        is_cut = any(map(saved.holds, gm.graph.nodes))
+        if is_cut or self.settings.graph_file is not None:
             number = self._number(gm)
-        if not saved:
+        if not is_cut:
             return pieces.whole(gm, example_inputs)
         bind_symbols(gm.graph)
-        regions = partition(gm.graph, saved.__contains__)
+        regions = partition(
+            gm.graph, lambda node: saved.holds(node) or is_for_the_interpreter(node)
+        )
         pieces.check(regions)
         compiled = RegionCompiler(gm, example_inputs, pieces)
         parts = [
@@ -153,7 +172,7 @@ class Scoper:
     def interpret(self, gm: torch.fx.GraphModule, direction: Direction) -> Any:
         """Dump a whole ATen graph, which then runs uncompiled."""
         warnings.warn(_FALLS_BACK, stacklevel=2)
-        saved = self._saved_nodes(gm, has_own_kind)
+        saved = Selection(self._wants_any, direction).of(gm.graph)
         number = self._number(gm)
         regions = partition(gm.graph, lambda node: True)
         parts = [dumped(gm, region, saved) for region in regions]
@@ -165,16 +184,10 @@ class Scoper:
             write_graph(gm, self.settings.graph_file(f"dynamo_original_graph_{number}"))
         return number
 
-    def _saved_nodes(
-        self, gm: torch.fx.GraphModule, wanted: Callable[[torch.fx.Node], bool]
-    ) -> dict[torch.fx.Node, Facts]:
-        return {
-            node: _facts(node)
-            for node in gm.graph.nodes
-            if has_own_kind(node) and wanted(node) and self._passes_filter(node)
-        }
+    def _wants_tagged(self, node: torch.fx.Node, tag: Tag | None) -> bool:
+        return tag is not None and self._wants_any(node, tag)
 
-    def _passes_filter(self, node: torch.fx.Node) -> bool:
+    def _wants_any(self, node: torch.fx.Node, tag: Tag | None) -> bool:
         return self.settings.filter is None or self.settings.filter(node) is not None
 
     def _cut(
@@ -190,26 +203,9 @@ class Scoper:
             "inner": self.inner_name,
             **self.facts,
             "regions": [region.kind for region in regions],
-            "nodes": [
-                nodes.describe_node(node) for node in gm.graph.nodes if node.op.startswith("call_")
-            ],
+            "nodes": describe_nodes(gm.graph),
         }
         return CutGraph(gm, parts, _Graph(self.settings, number, description))
-
-
-def _facts(node: torch.fx.Node) -> Facts:
-    """What a call record says beyond its arguments and results."""
-    tag = tag_or_body_tag_of(node)
-    facts: dict[str, Any] = {"scope": tag.scope if tag else None}
-    if nodes.operator_name(node) != nodes.target_name(node):
-        facts["operator"] = nodes.operator_name(node)
-    if is_random(node):
-        facts["nondeterministic"] = True
-    if markers_of(node):
-        facts["scopes_not_in_force"] = [
-            dict(zip(marker.keys, marker.values, strict=True)) for marker in markers_of(node)
-        ]
-    return facts
 
 
 class _Graph:

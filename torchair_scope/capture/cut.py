@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import torch
 from torchair_scope import _torch_private, _torchair_private
 from torchair_scope.capture.interpreter import StepSink, Unsaved, run_region
 from torchair_scope.capture.layouts import Restorer
+from torchair_scope.capture.saved import Saved
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -41,15 +42,15 @@ def compiled_part(
 
 def dumped_part(
     region: torch.fx.GraphModule,
-    calls: Mapping[str, Mapping[str, Any]],
+    saved: Saved,
     restore: Restorer,
     inputs: tuple[torch.fx.Node, ...],
     outputs: tuple[torch.fx.Node, ...],
 ) -> Part:
-    """A part that is interpreted, and whose `calls` are saved."""
+    """A part that is interpreted, and of which the calls in `saved` are saved."""
 
     def run(args: list[Any], step: StepSink) -> Sequence[Any]:
-        return restore(run_region(region, calls, step, args))
+        return restore(run_region(region, saved, step, args))
 
     return Part(run, inputs, outputs)
 

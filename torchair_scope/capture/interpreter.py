@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
+from torch._ops import OpOverload
 
+from torchair_scope import _torch_private
 from torchair_scope.capture.nodes import target_name
+from torchair_scope.capture.saved import Saved, SavedBody, SavedOperator
 
 
 class CallSink(Protocol):
     """Where the outputs of a call that has begun go."""
 
-    def finish(self, result: Any) -> None:
-        """Save what the operator returned, and the call's record."""
+    def finish(self, result: Any, mutated: Mapping[str, Any]) -> None:
+        """Save what the operator returned and what it has changed, and the call's record."""
 
 
 class StepSink(Protocol):
@@ -41,29 +45,32 @@ class Unsaved:
 
 
 class DumpingInterpreter(torch.fx.Interpreter):
-    """Runs one region of a graph once; make a new one for each run, they are cheap.
+    """Runs one region of a graph, or one body in it, once; make a new one for each run.
 
     A shared interpreter keeps its values in one table for all threads, and keeps them after
     the run.
 
+    An operator with bodies is called as ever, only that in the place of each body it is given a
+    callable with an interpreter of its own: what the operator does with its bodies, and with what
+    they return, stays torch's own doing.
+
     Where to change it: `begin_call` decides what of a call is handed over before it runs,
-    `call_function` how it runs.
+    `call_function` how it runs, `watched_arguments` what an operator is given to run.
 
     Args:
-        region: the region's graph, with the node names of the whole graph.
-        calls: for each node that is saved, what is known of it at compile time.
+        graph: the region's graph, with the node names of the whole graph, or the body.
+        saved: what is saved of it.
         step: the run that the calls belong to.
+        place: what the names of its calls begin with.
     """
 
     def __init__(
-        self,
-        region: torch.fx.GraphModule,
-        calls: Mapping[str, Mapping[str, Any]],
-        step: StepSink,
+        self, graph: torch.fx.GraphModule, saved: Saved, step: StepSink, place: str = ""
     ) -> None:
-        super().__init__(region)
-        self.calls = calls
+        super().__init__(graph)
+        self.saved = saved
         self.step = step
+        self.place = place
         self.node: torch.fx.Node | None = None
 
     def run_node(self, n: torch.fx.Node) -> Any:
@@ -74,29 +81,134 @@ class DumpingInterpreter(torch.fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator; its inputs are handed over before, since it may change them."""
         call = self.begin_call(self.node, args, kwargs)
-        if call is None:
-            return super().call_function(target, args, kwargs)
-        result = super().call_function(target, args, kwargs)
-        call.finish(result)
+        watched = self.watched_arguments(self.node, args)
+        with self._below_autograd_if_it_runs_bodies():
+            result = super().call_function(target, watched or args, kwargs)
+        if call is not None:
+            call.finish(result, mutated_arguments(target, args, kwargs))
         return result
+
+    def _below_autograd_if_it_runs_bodies(self) -> contextlib.AbstractContextManager[Any]:
+        """A graph from AOTAutograd needs no autograd; above it, operators trace their bodies."""
+        if self.node is None or self.node.name not in self.saved.bodies:
+            return contextlib.nullcontext()
+        return _torch_private.below_autograd()
 
     def begin_call(
         self, node: torch.fx.Node | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> CallSink | None:
         """Hand the inputs of a saved call to the store; None for a node that is not saved."""
-        if node is None or node.name not in self.calls:
+        if node is None or node.name not in self.saved.calls:
             return None
-        return self.step.begin_call(
-            node.name, target_name(node), args, kwargs, self.calls[node.name]
-        )
+        facts = self.saved.calls[node.name]
+        return self.step.begin_call(self.place + node.name, target_name(node), args, kwargs, facts)
+
+    def watched_arguments(
+        self, node: torch.fx.Node | None, args: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        """The arguments with what the operator is to run replaced; None if nothing is."""
+        if node is None:
+            return None
+        watched = list(args)
+        bodies = self.saved.bodies.get(node.name, {})
+        for position, body in bodies.items():
+            watched[position] = BodyRun(args[position], body, self.step, self.place)
+        operator = self.saved.given.get(node.name)
+        if operator is not None:
+            position = operator.position
+            watched[position] = WatchedOperator(args[position], operator, self.step, self.place)
+        return tuple(watched) if bodies or operator else None
 
 
-def run_region(
-    region: torch.fx.GraphModule,
-    calls: Mapping[str, Mapping[str, Any]],
-    step: StepSink,
-    args: list[Any],
-) -> Any:
+class BodyRun:
+    """A body as the operator around it calls it: each call is a run with a name of its own."""
+
+    def __init__(
+        self, module: torch.fx.GraphModule, body: SavedBody, step: StepSink, place: str
+    ) -> None:
+        self.module = module
+        self.body = body
+        self.step = step
+        self.place = place + body.place
+        self.runs = 0
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the body once."""
+        place = self.place + self.body.label.of_run(self.runs)
+        self.runs += 1
+        result = DumpingInterpreter(self.module, self.body.saved, self.step, place).run(*args)
+        # FX gives lists as a class of its own, which operators do not expect of a body.
+        return list(result) if isinstance(result, list) else result
+
+
+class WatchedOperator(OpOverload):
+    """An operator that another one is given to run: the same, but its call is saved."""
+
+    def __init__(
+        self, operator: OpOverload, saved: SavedOperator, step: StepSink, place: str
+    ) -> None:
+        self.__dict__.update(operator.__dict__)
+        self._operator = operator
+        self._saved = saved
+        self._step = step
+        self._place = place
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the operator, and save the call."""
+        args, kwargs = _by_position(self._operator, args, kwargs)
+        name = self._place + self._saved.name
+        target = str(self._operator)
+        call = self._step.begin_call(name, target, args, kwargs, self._saved.facts)
+        result = self._operator(*args, **kwargs)
+        call.finish(result, mutated_arguments(self._operator, args, kwargs))
+        return result
+
+    def __eq__(self, other: object) -> bool:
+        return other is self._operator or other is self
+
+    def __hash__(self) -> int:
+        return hash(self._operator)
+
+
+def _by_position(
+    operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as a user's call would have them, which is how other dumps have them."""
+    positional, named = list(args), dict(kwargs)
+    for argument in operator._schema.arguments[len(args) :]:
+        if argument.kwarg_only or argument.name not in named:
+            break
+        positional.append(named.pop(argument.name))
+    return tuple(positional), named
+
+
+def mutated_arguments(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments that an operator has written to and does not return, by name."""
+    if not isinstance(target, OpOverload) or not target._schema.is_mutable:
+        return {}
+    schema = target._schema
+    returned = {name for value in schema.returns for name in _aliases(value)}
+    written = {
+        (position, argument.name)
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None
+        and argument.alias_info.is_write
+        and not returned & set(_aliases(argument))
+    }
+    values = {
+        name: args[position] if position < len(args) else kwargs.get(name)
+        for position, name in sorted(written)
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _aliases(value: Any) -> tuple[str, ...]:
+    return () if value.alias_info is None else tuple(value.alias_info.before_set)
+
+
+def run_region(region: torch.fx.GraphModule, saved: Saved, step: StepSink, args: list[Any]) -> Any:
     """Run a dumped region on boxed arguments, freeing each value after its last use."""
-    run: Callable[[list[Any]], Any] = DumpingInterpreter(region, calls, step).boxed_run
+    run: Callable[[list[Any]], Any] = DumpingInterpreter(region, saved, step).boxed_run
     return run(args)

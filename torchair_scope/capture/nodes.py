@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
+from torchair_scope import _torch_private
+from torchair_scope.capture.bodies import given_operator
 from torchair_scope.capture.partition import has_own_kind
-from torchair_scope.capture.tags import tag_of
+from torchair_scope.capture.tags import Tag
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+(?:\n(?P<code>[^\n]*))?')
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MODULE_STEP = re.compile(r"\['([^']+)'\]|\[(\d+)\]|\.?([A-Za-z0-9_]+)")
-_FUNCTIONALIZED = ("auto_functionalized", "auto_functionalized_v2")
+_RUNS_TRITON_KERNEL = ("triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation")
 
 
 class Source(NamedTuple):
@@ -39,10 +41,21 @@ def target_name(node: torch.fx.Node) -> str:
 
 
 def operator_name(node: torch.fx.Node) -> str:
-    """The operator that runs: the wrapped one where the target only makes it functional."""
-    if target_name(node) in _FUNCTIONALIZED:
-        return str(node.args[0])
-    return target_name(node)
+    """What does the work: the operator, or Triton kernel, that the target is given to run."""
+    if target_name(node) in _RUNS_TRITON_KERNEL:
+        return f"triton.{_torch_private.triton_kernel_name(node.kwargs['kernel_idx'])}"
+    given = given_operator(node)
+    return target_name(node) if given is None else str(given[1])
+
+
+def short_name(operator: torch._ops.OpOverload) -> str:
+    """The name of an operator as FX names its nodes: `add` for `aten.add.Tensor`."""
+    return operator._schema.name.partition("::")[2]
+
+
+def is_of_forward(node: torch.fx.Node) -> bool:
+    """Whether AOTAutograd traced the node in the forward; in a backward graph it runs again."""
+    return node.meta.get("partitioner_tag") == "is_forward"
 
 
 def source_of(node: torch.fx.Node) -> Source | None:
@@ -66,9 +79,9 @@ def module_of(node: torch.fx.Node) -> str | None:
     return ".".join(step for step in steps[2:] if step != "_modules") if len(steps) > 1 else None
 
 
-def describe_node(node: torch.fx.Node) -> dict[str, Any]:
-    """The node's entry in the graph record of a manifest."""
-    tag, source = tag_of(node), source_of(node)
+def describe_node(node: torch.fx.Node, tag: Tag | None) -> dict[str, Any]:
+    """The node's entry in the graph record of a manifest; `tag` is the scope it belongs to."""
+    source = source_of(node)
     return {
         "name": node.name,
         "target": target_name(node),

@@ -17,8 +17,7 @@ from torchair_scope.capture.extract import Piece, extract
 from torchair_scope.capture.layouts import layout_restorer
 from torchair_scope.capture.memory import aliased_write, storages
 from torchair_scope.capture.partition import Region
-
-Facts = Mapping[str, Any]
+from torchair_scope.capture.saved import Saved
 
 
 class PieceCompiler(Protocol):
@@ -38,10 +37,9 @@ class PieceCompiler(Protocol):
         """Compile a part; it may change `gm`."""
 
 
-def dumped(gm: torch.fx.GraphModule, region: Region, calls: Mapping[torch.fx.Node, Facts]) -> Part:
-    """The part for a dumped region: it is interpreted, and those of its nodes in `calls` saved."""
+def dumped(gm: torch.fx.GraphModule, region: Region, saved: Saved) -> Part:
+    """The part for a dumped region: it is interpreted, and its calls in `saved` are saved."""
     piece = extract(gm, region)
-    saved = {node.name: calls[node] for node in region.nodes if node in calls}
     restore = layout_restorer([node.meta.get("val") for node in piece.outputs])
     return dumped_part(piece.module, saved, restore, piece.inputs, piece.outputs)
 

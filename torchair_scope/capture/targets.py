@@ -30,6 +30,7 @@ CARRIES_RANDOM_STATE = {
     "graphsafe_run_with_rng_state",
     "run_dtensor_rng_op",
 }
+_HANDLES_TOKENS = {"with_effects", "_make_token", "_sink_tokens"}
 # What they run writes to copies at most, and no result shares memory with an argument.
 _FUNCTIONAL = CARRIES_RANDOM_STATE | {
     "auto_functionalized",
@@ -94,6 +95,11 @@ def is_functional(node: fx.Node) -> bool:
     return isinstance(node.target, HigherOrderOperator) and name_of(node) in _FUNCTIONAL
 
 
+def handles_tokens(node: fx.Node) -> bool:
+    """Whether the node makes, passes on or takes effect tokens, which only order operators."""
+    return node.op == "call_function" and name_of(node) in _HANDLES_TOKENS
+
+
 def is_opaque(node: fx.Node) -> bool:
     """Whether nothing is known about what the node does."""
     target = node.target
@@ -110,7 +116,7 @@ def is_opaque(node: fx.Node) -> bool:
 def bodies(node: fx.Node) -> Iterator[fx.GraphModule]:
     """The graphs that a node is given to run: the branches of `cond`, the body of `while_loop`."""
     for argument in node.all_input_nodes:
-        body = _body(argument)
+        body = body_of(argument)
         if body is not None:
             yield body
 
@@ -122,10 +128,11 @@ def body_nodes(node: fx.Node) -> Iterator[fx.Node]:
 
 def operands(node: fx.Node) -> list[fx.Node]:
     """The nodes that a node uses, its bodies excepted."""
-    return [argument for argument in node.all_input_nodes if _body(argument) is None]
+    return [argument for argument in node.all_input_nodes if body_of(argument) is None]
 
 
-def _body(node: fx.Node) -> fx.GraphModule | None:
+def body_of(node: fx.Node) -> fx.GraphModule | None:
+    """The graph that a get_attr node stands for, if it is one."""
     root = node.graph.owning_module
     if node.op != "get_attr" or root is None:
         return None

@@ -257,7 +257,7 @@ def _strided(
     offset = description.get("storage_offset", 0)
     extent = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1
     count = offset + (extent if elements.size else 0)
-    storage = torch.zeros(count * elements.itemsize, dtype=torch.uint8)
+    storage = torch.zeros(count * elements.itemsize, dtype=torch.uint8, device="cpu")
     if elements.size:
         flat = storage.numpy().view(elements.dtype)[offset:]
         byte_stride = tuple(step * elements.itemsize for step in stride)

@@ -22,8 +22,10 @@ def host_copy(tensor: Any) -> torch.Tensor | None:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return None
     with torch.no_grad():
+        # Named, since the user's code may run where another device is the default.
+        host = torch.device("cpu")
         copy = torch.empty_strided(
-            tensor.shape, _dense_strides(tensor), dtype=tensor.dtype, pin_memory=True
+            tensor.shape, _dense_strides(tensor), dtype=tensor.dtype, device=host, pin_memory=True
         )
         return copy.copy_(tensor.detach(), non_blocking=True)
 

@@ -74,8 +74,8 @@ class Call:
 
     @property
     def output_files(self) -> dict[str, Path]:
-        """Files of the results by slot, as `OUTPUT.0`."""
-        return self._files("OUTPUT.")
+        """Files of the results by slot, as `OUTPUT.0`; also those of changed arguments."""
+        return self._files("OUTPUT.", "MUTATED.")
 
     def load_args(self, device: Device = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Give the arguments as the operator got them.
@@ -109,6 +109,11 @@ class Call:
     def load_outputs(self, device: Device = None) -> Any:
         """Give what the operator returned; arguments and errors as for `load_args`."""
         return decode(self._tree("outputs"), self._loader(device), device)
+
+    def load_mutated(self, device: Device = None) -> dict[str, Any]:
+        """Give the arguments, by name, that the operator wrote to and did not return, after it."""
+        mutated = self.record.get("mutated", {})
+        return {name: decode(v, self._loader(device), device) for name, v in mutated.items()}
 
     def _tree(self, key: str) -> Any:
         if key not in self.record:

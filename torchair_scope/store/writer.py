@@ -8,7 +8,8 @@ import functools
 import io
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -207,8 +208,14 @@ class Call:
             for name, value in kwargs.items()
         }
 
-    def finish(self, result: Any) -> None:
+    def finish(self, result: Any, mutated: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Write the OUTPUT files of what the operator returned, then the call's record.
+
+        **Arguments:**
+
+        - `result`: what the operator returned.
+        - `mutated`: the arguments, by name, that it has written to and did not return; their
+          values after the call go to MUTATED files.
 
         **Raises:** as `Step.begin_call`.
         """
@@ -222,6 +229,11 @@ class Call:
                 self._record["outputs"] = encode(result, "OUTPUT", self._hand_over)
             else:
                 self._record["outputs"] = self._save(result, "OUTPUT", 0)
+            if mutated:
+                self._record["mutated"] = {
+                    name: encode(value, layout.slot_name("MUTATED", name), self._hand_over)
+                    for name, value in mutated.items()
+                }
         step.transfers.then(self._record_finished)
 
     def _record_finished(self) -> None:

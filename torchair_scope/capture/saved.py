@@ -1,0 +1,209 @@
+"""Which calls of a graph are saved, those in the bodies of its operators included."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchair_scope.capture import nodes
+from torchair_scope.capture.bodies import (
+    Label,
+    called_bodies,
+    given_operator,
+    place_of,
+    runs_fused,
+    tag_of_lost_bodies,
+    tags_in_bodies,
+)
+from torchair_scope.capture.effects import is_random
+from torchair_scope.capture.markers import markers_of
+from torchair_scope.capture.partition import has_own_kind
+from torchair_scope.capture.tags import Tag, tag_of
+from torchair_scope.capture.targets import handles_tokens
+
+Facts = Mapping[str, Any]
+Wanted = Callable[[torch.fx.Node, Tag | None], bool]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What is saved of one graph, by names of its nodes.
+
+    Attributes:
+        calls: the nodes whose calls are saved, with what is known of them at compile time.
+        bodies: for an operator with bodies what is saved of each, by position among its arguments.
+        given: the operators that nodes are given to run, and whose calls are saved.
+    """
+
+    calls: Mapping[str, Facts] = field(default_factory=dict)
+    bodies: Mapping[str, Mapping[int, SavedBody]] = field(default_factory=dict)
+    given: Mapping[str, SavedOperator] = field(default_factory=dict)
+
+    def holds(self, node: torch.fx.Node) -> bool:
+        """Whether anything of a node is saved: its own calls, or some in its bodies."""
+        return node.name in self.calls or node.name in self.bodies
+
+
+@dataclass(frozen=True)
+class SavedBody:
+    """What is saved of a body, and what the names of its calls begin with."""
+
+    place: str
+    label: Label
+    saved: Saved
+
+
+@dataclass(frozen=True)
+class SavedOperator:
+    """An operator that another one is given at a position of its arguments."""
+
+    name: str
+    position: int
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Says of a graph what is saved.
+
+    Args:
+        wanted: whether an operator is saved, given the scope that it belongs to.
+        direction: of the graph that is compiled: "forward", "backward" or "inference".
+    """
+
+    wanted: Wanted
+    direction: str
+
+    def of(self, graph: torch.fx.Graph) -> Saved:
+        """What is saved of a graph."""
+        return self._in(graph, None, {}, "")
+
+    def _in(self, graph: torch.fx.Graph, outer: Tag | None, of_body: Facts, pattern: str) -> Saved:
+        calls: dict[str, Facts] = {}
+        inside: dict[str, Mapping[int, SavedBody]] = {}
+        given: dict[str, SavedOperator] = {}
+        for node in filter(has_own_kind, graph.nodes):
+            tag = tag_of(node) or outer
+            saved_bodies = self._bodies(node, tag, pattern)
+            if saved_bodies:
+                inside[node.name] = saved_bodies
+            if self.wanted(node, tag or _tag_of_unknown_body(node)):
+                listed = {**of_body, "listed_as": pattern + node.name} if of_body else {}
+                calls[node.name] = {**self._facts(node, tag), **listed}
+                operator = self._given(node, calls[node.name], pattern)
+                if operator is not None:
+                    given[node.name] = operator
+        return Saved(calls, inside, given)
+
+    def _bodies(self, node: torch.fx.Node, tag: Tag | None, pattern: str) -> dict[int, SavedBody]:
+        found: dict[int, SavedBody] = {}
+        outer = inherited_tag(node, tag)
+        for position, name, module, label in called_bodies(node):
+            place = place_of(node)
+            inner_pattern = f"{pattern}{place}{label.pattern}"
+            saved = self._in(module.graph, outer, {"body": name}, inner_pattern)
+            if saved.calls or saved.bodies:
+                found[position] = SavedBody(place, label, saved)
+        return found
+
+    def _given(self, node: torch.fx.Node, facts: Facts, pattern: str) -> SavedOperator | None:
+        found = given_operator(node)
+        if found is None:
+            return None
+        position, operator = found
+        name = place_of(node) + nodes.short_name(operator)
+        own = {key: facts[key] for key in facts if key not in ("operator", "listed_as")}
+        return SavedOperator(name, position, {**own, "listed_as": pattern + name})
+
+    def _facts(self, node: torch.fx.Node, tag: Tag | None) -> dict[str, Any]:
+        """What a call record says beyond its arguments and results."""
+        tag = tag or _tag_of_unknown_body(node)
+        facts: dict[str, Any] = {"scope": tag.scope if tag else None}
+        if nodes.operator_name(node) != nodes.target_name(node):
+            facts["operator"] = nodes.operator_name(node)
+        if is_random(node):
+            facts["nondeterministic"] = True
+        if self.direction == "backward" and nodes.is_of_forward(node):
+            facts["recompute"] = True
+        if runs_fused(node):
+            facts["bodies"] = "fused"
+        if markers_of(node):
+            facts["scopes_not_in_force"] = [
+                dict(zip(marker.keys, marker.values, strict=True)) for marker in markers_of(node)
+            ]
+        return facts
+
+
+def inherited_tag(node: torch.fx.Node, tag: Tag | None) -> Tag | None:
+    """The tag of operators in a node's bodies that have none, if the node itself has `tag`.
+
+    Where a body had tags and its graphs have lost them, all of its operators are saved.
+    """
+    if tag is not None or next(tags_in_bodies(node), None) is not None:
+        return tag
+    return tag_of_lost_bodies(node)
+
+
+def _tag_of_unknown_body(node: torch.fx.Node) -> Tag | None:
+    """The first tag in bodies that only the operator itself can run: it is saved for them."""
+    if called_bodies(node):
+        return None
+    return next(tags_in_bodies(node), None) or tag_of_lost_bodies(node)
+
+
+def warn_of_unknown_bodies(graph: torch.fx.Graph) -> None:
+    """Say which scopes lie in a body of which the operators cannot be saved one by one."""
+    for node in graph.nodes:
+        for module in (body.module for body in called_bodies(node)):
+            warn_of_unknown_bodies(module.graph)
+        if called_bodies(node) or runs_fused(node):
+            continue
+        for tag in dict.fromkeys(tags_in_bodies(node)):
+            warnings.warn(
+                f"scope {tag.scope!r} opened at {tag.opened_at} lies in the body of {node.target}, "
+                f"an operator that is not known to call it and no more: {node.name} is dumped as "
+                "one operator, those in its body are not. Put the scope around code outside of it "
+                "to have its operators dumped.",
+                stacklevel=2,
+            )
+
+
+def describe_nodes(graph: torch.fx.Graph) -> list[dict[str, Any]]:
+    """The operators of a graph and of its bodies, as the graph record of a manifest lists them."""
+    return list(_described(graph, None, {}, ""))
+
+
+def _described(
+    graph: torch.fx.Graph, outer: Tag | None, of_body: Facts, pattern: str
+) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = []
+    for node in graph.nodes:
+        if not node.op.startswith("call_"):
+            continue
+        tag = tag_of(node) or outer
+        entry = nodes.describe_node(node, tag)
+        listed.append({**entry, "name": pattern + node.name, **of_body})
+        operator = given_operator(node)
+        if operator is not None:
+            name = place_of(node) + nodes.short_name(operator[1])
+            true = {"target": str(operator[1]), "operator": str(operator[1]), "output": None}
+            listed.append({**entry, **true, "name": pattern + name, **of_body})
+        inherited = inherited_tag(node, tag)
+        for _, name, module, label in called_bodies(node):
+            inner = f"{pattern}{place_of(node)}{label.pattern}"
+            listed.extend(_described(module.graph, inherited, {"body": name}, inner))
+    return listed
+
+
+def is_for_the_interpreter(node: torch.fx.Node) -> bool:
+    """Whether a node of a cut graph may not be compiled, saved or not.
+
+    Operators in a scope are kept whole, for no compiler to see, and effect tokens are no values
+    that a compiled part of a graph could return.
+    """
+    has_tags = tag_of_lost_bodies(node) or next(tags_in_bodies(node), None)
+    return has_tags is not None or handles_tokens(node)
