@@ -96,18 +96,6 @@ def compiler_control_flow() -> tuple[type[BaseException], ...]:
     return tuple(private("torch._dynamo.exc", name) for name in names)
 
 
-def only_inlined(function: Callable[..., Any]) -> None:
-    """Let Dynamo trace `function` as a part of its callers only.
-
-    After a graph break Dynamo compiles the functions that an uncompiled frame calls, each as a
-    graph of its own. For one that returns a context manager there is no such graph.
-    """
-    module = "torch._C._dynamo.eval_frame"  # Dynamo's own `skip_code` would import Dynamo now.
-    action = private(module, "_FrameAction")
-    strategy = private(module, "_FrameExecStrategy")(action.SKIP, action.DEFAULT)
-    private(module, "set_code_exec_strategy")(function.__code__, strategy)
-
-
 def constant_of_trace(function: _Function) -> _Function:
     """Have Dynamo run `function` while it traces, and keep its result as a constant.
 
@@ -146,8 +134,12 @@ def annotating(annotations: Mapping[str, Any]) -> Iterator[None]:
 
 
 def skip_frames(function: Callable[..., Any]) -> None:
-    """Keep Dynamo out of `function` and all that it calls, without importing Dynamo now."""
-    module = "torch._C._dynamo.eval_frame"
+    """Keep Dynamo from compiling `function`, and what it calls, as graphs of their own.
+
+    After a graph break Dynamo compiles the functions that an uncompiled frame calls. Traced as a
+    part of its callers `function` still is.
+    """
+    module = "torch._C._dynamo.eval_frame"  # Dynamo's own `skip_code` would import Dynamo now.
     action = private(module, "_FrameAction")
     strategy = private(module, "_FrameExecStrategy")(action.SKIP, action.SKIP)
     private(module, "set_code_exec_strategy")(function.__code__, strategy)
@@ -319,23 +311,22 @@ def _graph_break(codes: Sequence[types.CodeType]) -> tuple[str, str] | None:
 
 def _failed_compile(codes: Sequence[types.CodeType]) -> tuple[str, str] | None:
     compiles = private("torch._dynamo.utils", "get_compilation_metrics")()
-    failed = [compile for compile in reversed(compiles) if compile.fail_type is not None]
-    for code, compile in itertools.product(codes, failed):
-        place = (compile.co_filename, compile.co_firstlineno)
-        if place == (code.co_filename, code.co_firstlineno):
-            return code.co_name, f"{compile.fail_type}: {_brief(compile.fail_reason)}"
-    # A recompile limit is reported without the function that has reached it.
-    for compile in failed:
-        if compile.co_filename is None and "limit" in str(compile.fail_reason):
-            return "", _brief(compile.fail_reason)
+    # A limit is reported without the function; the one that reached it was compiled before.
+    compiled_before = private("torch._C._dynamo.eval_frame", "_debug_get_cache_entry_list")
+    for failed in reversed(compiles):
+        for code in codes if failed.fail_type is not None else ():
+            place = (failed.co_filename, failed.co_firstlineno)
+            if place == (code.co_filename, code.co_firstlineno) or (
+                failed.co_filename is None and compiled_before(code)
+            ):
+                return code.co_name, f"{failed.fail_type}: {_brief(failed.fail_reason)}"
     return None
 
 
 def _brief(reason: str | None) -> str:
-    """What stands in the first paragraph of one of Dynamo's explanations."""
-    lines = [line.strip() for line in (reason or "").split("\n")]
-    explained = (line.removeprefix("Explanation: ") for line in lines if "Explanation:" in line)
-    return ". ".join(filter(None, [lines[0], next(explained, "").rstrip(".")]))
+    """What Dynamo says first, with its explanation if it gives one."""
+    lines = [line.strip().rstrip(".") for line in (reason or "").split("\n")]
+    return ". ".join(line.removeprefix("Explanation: ") for line in lines[:2] if line)
 
 
 # --- compilers ---------------------------------------------------------------------------------

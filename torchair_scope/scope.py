@@ -59,14 +59,14 @@ def data_dump(name: str | None = None) -> AbstractContextManager[None]:
         raise TypeError(f"a scope's name is a string or None, got {name!r}")
     if not switch.on:
         return contextlib.nullcontext()
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return annotate({KEY: _open_scope(name)})
     if _torch_private.is_recorded():
         return _torch_private.annotating({KEY: _open_scope(name)})
     return EagerScope(name)
 
 
-_torch_private.only_inlined(data_dump)
+_torch_private.skip_frames(data_dump)
 
 
 @_torch_private.constant_of_trace

@@ -20,7 +20,7 @@ from torchair_scope.capture import nodes
 from torchair_scope.capture.bodies import tag_or_body_tag_of, warn_of_tagged_bodies
 from torchair_scope.capture.cut import CutGraph, Part
 from torchair_scope.capture.dynamo_graph import facts_of, warn_of_dead_code
-from torchair_scope.capture.effects import is_random
+from torchair_scope.capture.effects import is_irreproducible
 from torchair_scope.capture.graph_dump import write_graph
 from torchair_scope.capture.partition import Region, has_own_kind, partition
 from torchair_scope.capture.parts import Facts, PieceCompiler, RegionCompiler, dumped
@@ -187,7 +187,7 @@ def _facts(node: torch.fx.Node) -> Facts:
     facts: dict[str, Any] = {"scope": tag.scope if tag else None}
     if nodes.operator_name(node) != nodes.target_name(node):
         facts["operator"] = nodes.operator_name(node)
-    if is_random(node):
+    if is_irreproducible(node):
         facts["nondeterministic"] = True
     return facts
 

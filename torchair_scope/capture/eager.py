@@ -226,16 +226,15 @@ class _ScopeMode(SavingMode):  # type: ignore[no-untyped-call]
         tag = Tag(f"{within.tag.scope}/{inner}" if within else inner, position)
         self._compile = uncompiled.enclosing_compile()
         self._is_open = True
-        self._owns_entry = within is None
         settings = within.settings if within else eager_settings()
         if self._compile and self._compile.settings:
             settings = self._compile.settings
-        super().__init__(within.entry if within else Entry(tag), tag, settings, outer)
+        reason = self._compile.reason if self._compile else None
+        entry = within.entry if within else Entry(tag, reason)
+        super().__init__(entry, tag, settings, outer)
         self._facts: dict[str, Any] = {"recompute": True} if is_recomputing() else {}
-        if self._compile:
-            self._facts["uncompiled"] = self._compile.reason
-            if within is None or not self._compile.is_same_call_as(within._compile):
-                uncompiled.warn(self._compile, tag, settings)
+        if self._compile and not (within and self._compile.is_same_call_as(within._compile)):
+            uncompiled.warn(self._compile, tag, settings)
 
     def is_open(self) -> bool:
         return self._is_open
@@ -243,6 +242,7 @@ class _ScopeMode(SavingMode):  # type: ignore[no-untyped-call]
     def open(self) -> None:
         if self.outer is not None:
             self.outer._nodes.look()
+        self.entry.enter()
         super().open()
 
     def close(self) -> None:
@@ -251,8 +251,7 @@ class _ScopeMode(SavingMode):  # type: ignore[no-untyped-call]
         self._is_open = False
         open_mode()
         self._nodes.look()
-        if self._owns_entry:
-            self.entry.finish()
+        self.entry.leave()
 
     def facts(self) -> dict[str, Any]:
         return self._facts

@@ -25,7 +25,7 @@ from torchair_scope.capture.compiler import (
     Filter,
     next_graph_number,
 )
-from torchair_scope.capture.effects import is_random
+from torchair_scope.capture.effects import is_irreproducible
 from torchair_scope.capture.interpreter import CallSink
 from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.tags import KEY, Tag
@@ -136,7 +136,7 @@ def _facts(node: torch.fx.Node, origin: Origin) -> dict[str, Any]:
         "source": None if origin.source is None else origin.source._asdict(),
         "module": origin.module,
     }
-    if is_random(node):
+    if is_irreproducible(node):
         facts["nondeterministic"] = True
     return facts
 
@@ -144,12 +144,13 @@ def _facts(node: torch.fx.Node, origin: Origin) -> dict[str, Any]:
 class EagerGraph:
     """One place at which an outermost scope is opened, in one direction and one dump."""
 
-    def __init__(self, run: Run, direction: Direction, tag: Tag) -> None:
+    def __init__(self, run: Run, direction: Direction, tag: Tag, uncompiled: str | None) -> None:
         description = {
             "direction": direction,
             "inner": "eager",
             "scope": tag.scope,
             "opened_at": tag.opened_at,
+            "uncompiled": uncompiled,
         }
         self._dump: GraphDump = run.graph(next_graph_number(), description, kind="eager")
 
@@ -158,16 +159,25 @@ class EagerGraph:
         return EagerStep(self._dump.begin_step())
 
 
-_graphs: dict[tuple[Run, Direction, Tag], EagerGraph] = {}
+_graphs: dict[tuple[Run, Direction, Tag, str | None], EagerGraph] = {}
 _lock = threading.Lock()
 
 
-def eager_graph(run: Run, direction: Direction, tag: Tag) -> EagerGraph:
-    """The graph of a scope that is opened at `tag.opened_at`; the same one for each entry."""
+def eager_graph(
+    run: Run, direction: Direction, tag: Tag, uncompiled: str | None = None
+) -> EagerGraph:
+    """The graph of a scope that is opened at `tag.opened_at`; the same one for each entry.
+
+    Args:
+        run: where it is dumped.
+        direction: "forward", or "backward" for what the backward of its operators runs.
+        tag: the scope.
+        uncompiled: why the scope is reached without a compiler, though it lies in compiled code.
+    """
+    key = (run, direction, tag, uncompiled)
     with _lock:
-        key = (run, direction, tag)
         if key not in _graphs:
-            _graphs[key] = EagerGraph(run, direction, tag)
+            _graphs[key] = EagerGraph(*key)
         return _graphs[key]
 
 
@@ -178,10 +188,11 @@ class Entry:
     cannot be noticed: its step ends when the last of these nodes is gone.
     """
 
-    def __init__(self, tag: Tag) -> None:
-        self._tag = tag
+    def __init__(self, tag: Tag, uncompiled: str | None = None) -> None:
+        self._scope = (tag, uncompiled)
         self._runs: dict[DumpSettings, Run] = {}
         self._steps: dict[tuple[Run, int], EagerStep] = {}
+        self._open_scopes = 0
         self._lock = threading.Lock()
         weakref.finalize(self, _finish_all, self._steps)
 
@@ -198,12 +209,21 @@ class Entry:
 
     def _begin_step(self, run: Run, backward: int) -> EagerStep:
         if backward == _torch_private.NO_BACKWARD:
-            return eager_graph(run, "forward", self._tag).begin_step()
-        _torch_private.when_backward_ends(lambda: self.finish(backward))
-        return eager_graph(run, "backward", self._tag).begin_step()
+            return eager_graph(run, "forward", *self._scope).begin_step()
+        _torch_private.when_backward_ends(lambda: self._finish(backward))
+        return eager_graph(run, "backward", *self._scope).begin_step()
 
-    def finish(self, backward: int = _torch_private.NO_BACKWARD) -> None:
-        """End the steps of one backward, or of the forward."""
+    def enter(self) -> None:
+        """The scope, or one within it, is opened."""
+        self._open_scopes += 1
+
+    def leave(self) -> None:
+        """One of the scopes is left; with the last one ends the step."""
+        self._open_scopes -= 1
+        if self._open_scopes == 0:
+            self._finish(_torch_private.NO_BACKWARD)
+
+    def _finish(self, backward: int) -> None:
         with self._lock:
             ended = [self._steps.pop(key) for key in list(self._steps) if key[1] == backward]
         for step in ended:

@@ -64,11 +64,12 @@ def _settings_of(backend: Any, options: dict[str, Any]) -> DumpSettings | None:
 
 def warn(code: Uncompiled, tag: Tag, settings: DumpSettings) -> None:
     """Say once for each dump that a scope was reached without a compiler."""
-    where = f" in {code.function}" if code.function else ""
+    what = f"{code.function}, which" if code.function else "code that"
+    folder = run_of(settings).folder
     run_of(settings).rank_folder.say_once(
         f"uncompiled {tag} {code.reason}",
-        f"scope {tag.scope!r} opened at {tag.opened_at} runs uncompiled{where}, although it is "
-        f"reached from a compiled function: {code.reason}. Its operators are dumped as eager "
-        f"code runs them, to {os.path.join(run_of(settings).folder, 'eager_…')}. Move what "
-        "breaks the graph out of the scope to have the rest compiled, and the scope cut out.",
+        f"scope {tag.scope!r} opened at {tag.opened_at} lies in {what} runs uncompiled although "
+        f"it is reached from a compiled function: {code.reason}. The scope's operators are dumped "
+        f"as they run, to {os.path.join(folder, 'eager_…')}. To have the rest compiled, move what "
+        "breaks the graph out of the scope.",
     )
