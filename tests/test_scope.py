@@ -2,7 +2,11 @@
 
 import copy
 import inspect
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +14,7 @@ import torch
 import torchair_scope as torchair
 from torchair_scope.capture.tags import scope_of, tag_of
 from torchair_scope.scope import data_dump
+from torchair_scope.store.reader import read
 
 
 def scopes_of(function, *inputs, **compile_options):
@@ -396,8 +401,65 @@ def test_what_has_no_operators_is_refused(target):
         torchair.dump_ops(target)
 
 
-def test_a_scope_that_no_compiler_sees_says_so():
-    said = r"scope 'mine' opened at test_scope.py:\d+ dumps nothing"
-    with pytest.warns(UserWarning, match=said), data_dump("mine"):
+def test_a_scope_in_eager_code_dumps_and_does_not_warn(dump_path, monkeypatch):
+    monkeypatch.setenv("TORCHAIR_SCOPE_PATH", str(dump_path))
+    with data_dump("mine"):
         result = torch.ones(2) + 1
     assert result.tolist() == [2, 2]
+    (rank,) = read(dump_path).ranks
+    assert [(call.node, call.scope) for call in rank.calls] == [("ones", "mine"), ("add", "mine")]
+
+
+def test_without_a_path_an_eager_scope_dumps_to_the_current_folder(tmp_path):
+    with data_dump():
+        torch.ones(2)
+    assert (tmp_path / "worldsize1_global_rank0").is_dir()
+
+
+def shifted(x):
+    with data_dump("shift"):
+        return x + 1
+
+
+def test_switched_off_scopes_leave_no_tag_and_dump_nothing_until_they_are_on_again(tmp_path):
+    with torchair.scope.disabled():
+        assert scopes_of(shifted, torch.ones(2)) == [("add", None)]
+        shifted(torch.ones(2))
+        assert not list(tmp_path.iterdir())
+    assert scopes_of(shifted, torch.ones(2)) == [("add", "shift")]
+    torchair.scope.disable()
+    try:
+        torch._dynamo.reset()
+        assert scopes_of(shifted, torch.ones(2)) == [("add", None)]
+    finally:
+        torchair.scope.enable()
+    shifted(torch.ones(2))
+    assert list(tmp_path.iterdir())
+
+
+def test_a_compiled_function_follows_the_switch():
+    seen = []
+
+    def backend(gm, example_inputs):
+        seen.append({scope_of(node) for node in gm.graph.nodes if node.op == "call_function"})
+        return gm.forward
+
+    compiled = torch.compile(shifted, backend=backend)
+    compiled(torch.ones(2))
+    with torchair.scope.disabled():
+        compiled(torch.ones(2))
+    compiled(torch.ones(2))
+    assert seen == [{"shift"}, {None}]
+
+
+@pytest.mark.parametrize(("value", "said"), [("0", "False"), ("1", "True"), ("off", "can be 0")])
+def test_the_environment_switches_scopes_off_and_a_wrong_value_is_refused(value, said):
+    done = subprocess.run(
+        [sys.executable, "-c", "from torchair_scope import switch; print(switch.on)"],
+        env={**os.environ, "TORCHAIR_SCOPE": value},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent.parent,
+    )
+    assert said in done.stdout + done.stderr

@@ -10,7 +10,10 @@ import contextlib
 import functools
 import importlib
 import itertools
+import os
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -142,11 +145,6 @@ def annotations_are_traced() -> bool:
     return private("torch.fx.traceback", "has_preserved_node_meta")()
 
 
-def next_sequence_number() -> int:
-    """The sequence number of the next autograd node of this thread."""
-    return private("torch.autograd", "_get_sequence_nr")()
-
-
 def optimized_module_type() -> type:
     """The class of what `torch.compile(module)` returns."""
     return private("torch._dynamo.eval_frame", "OptimizedModule")
@@ -156,18 +154,6 @@ def compiler_control_flow() -> tuple[type[BaseException], ...]:
     """Exceptions with which Dynamo steers a compile; they are no failures."""
     names = ("SkipFrame", "RestartAnalysis")
     return tuple(private("torch._dynamo.exc", name) for name in names)
-
-
-def only_inlined(function: Callable[..., Any]) -> None:
-    """Let Dynamo trace `function` as a part of its callers only.
-
-    After a graph break Dynamo compiles the functions that an uncompiled frame calls, each as a
-    graph of its own. For one that returns a context manager there is no such graph.
-    """
-    module = "torch._C._dynamo.eval_frame"  # Dynamo's own `skip_code` would import Dynamo now.
-    action = private(module, "_FrameAction")
-    strategy = private(module, "_FrameExecStrategy")(action.SKIP, action.DEFAULT)
-    private(module, "set_code_exec_strategy")(function.__code__, strategy)
 
 
 def constant_of_trace(function: _Function) -> _Function:
@@ -198,6 +184,230 @@ def triton_kernel_name(index: Any) -> str:
     while not hasattr(kernel, "__name__"):  # within autotuning and heuristics
         kernel = kernel.fn
     return kernel.__name__
+
+
+def is_tracing() -> bool:
+    """Whether what runs now is traced, by Dynamo, `torch.export`, AOTAutograd or `make_fx`."""
+    keys = private("torch._C", "_TorchDispatchModeKey")
+    active = private("torch._C", "_get_dispatch_mode")
+    modes = (active(keys.FAKE), active(keys.PROXY), active(keys.FUNCTIONAL))
+    if any(mode is not None for mode in modes) or torch.compiler.is_compiling():
+        return True
+    return private("torch._guards", "TracingContext").try_get() is not None
+
+
+def is_recorded() -> bool:
+    """Whether operators become nodes of a graph, by `make_fx` or `torch.export`."""
+    if torch.compiler.is_compiling():
+        return True
+    return private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")() is not None
+
+
+@contextlib.contextmanager
+def annotating(annotations: Mapping[str, Any]) -> Iterator[None]:
+    """Annotate nodes that are made outside of Dynamo, where no one may have asked for it."""
+    traceback = "torch.fx.traceback"
+    with (
+        private(traceback, "preserve_node_meta")(),
+        private(traceback, "annotate")(dict(annotations)),
+    ):
+        yield
+
+
+def skip_frames(function: Callable[..., Any]) -> None:
+    """Keep Dynamo from compiling `function`, and what it calls, as graphs of their own.
+
+    After a graph break Dynamo compiles the functions that an uncompiled frame calls. Traced as a
+    part of its callers `function` still is.
+    """
+    module = "torch._C._dynamo.eval_frame"  # Dynamo's own `skip_code` would import Dynamo now.
+    action = private(module, "_FrameAction")
+    strategy = private(module, "_FrameExecStrategy")(action.SKIP, action.SKIP)
+    private(module, "set_code_exec_strategy")(function.__code__, strategy)
+
+
+# --- dispatch modes ----------------------------------------------------------------------------
+# `with mode:` is not used: it keeps count of modes for the whole process, which goes wrong when
+# two threads leave theirs in another order than they came.
+
+
+def push_mode(mode: Any) -> None:
+    """Put a mode on this thread's stack."""
+    private("torch.utils._python_dispatch", "_push_mode")(mode)
+
+
+def top_mode() -> Any:
+    """The mode on top of this thread's stack, or None."""
+    return private("torch.utils._python_dispatch", "_get_current_dispatch_mode")()
+
+
+def remove_mode(mode: Any) -> None:
+    """Take a mode off this thread's stack; those above it, not yet left, stay."""
+    module = "torch.utils._python_dispatch"
+    stack = private(module, "_get_current_dispatch_mode_stack")()
+    if not any(other is mode for other in stack):
+        return
+    above = []
+    while (top := private(module, "_pop_mode")()) is not mode:
+        above.append(top)
+    for other in reversed(above):
+        push_mode(other)
+
+
+@contextlib.contextmanager
+def mode_pushed(mode: Any) -> Iterator[None]:
+    """A mode on this thread's stack for the time being."""
+    push_mode(mode)
+    try:
+        yield
+    finally:
+        remove_mode(mode)
+
+
+def modes_disabled() -> contextlib.AbstractContextManager[Any]:
+    """No mode at all for the time being, the user's own included."""
+    return private("torch.utils._python_dispatch", "_disable_current_modes")()
+
+
+def has_own_dispatch(cls: type) -> bool:
+    """Whether tensors of a class make other operators of those that they are given."""
+    handler = getattr(cls, "__torch_dispatch__", None)
+    ordinary = (private("torch._C", "_disabled_torch_dispatch_impl"), None)
+    return cls not in (torch.Tensor, torch.nn.Parameter) and handler not in ordinary
+
+
+def composite_kernel(operator: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """How an operator is made of others, where autograd has not taken it apart (inference mode)."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    has_kernel = private("torch._C", "_dispatch_has_kernel_for_dispatch_key")
+    if not has_kernel(operator.name(), key):  # type: ignore[no-untyped-call]
+        return None
+    return functools.partial(operator._op_dk, key)
+
+
+def eager_kernel(operator: torch._ops.HigherOrderOperator) -> Callable[..., Any] | None:
+    """What a higher-order operator does when it runs: it calls its bodies."""
+    return operator.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+
+
+def node_name_of(operator: torch._ops.OpOverload) -> str:
+    """The name that AOTAutograd gives the first node of this operator."""
+    return torch.fx.Graph()._target_to_str(operator.overloadpacket.__name__)
+
+
+# --- autograd ----------------------------------------------------------------------------------
+
+NO_BACKWARD = -1
+
+
+def running_backward() -> int:
+    """A number for the backward that this thread runs; NO_BACKWARD if it runs none."""
+    return private("torch._C", "_current_graph_task_id")()
+
+
+def when_backward_ends(callback: Callable[[], None]) -> None:
+    """Have something done at the end of the backward that runs now, unless that fails."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def next_sequence_number() -> int:
+    """The sequence number that the next autograd node of this thread gets."""
+    return private("torch.autograd", "_get_sequence_nr")()
+
+
+def dispatch_state() -> tuple[Any, Any]:
+    """Which dispatch keys this thread has switched on and off."""
+    return (
+        private("torch._C", "_dispatch_tls_local_include_set")(),
+        private("torch._C", "_dispatch_tls_local_exclude_set")(),
+    )
+
+
+def dispatching(state: tuple[Any, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Dispatch as in a `dispatch_state` for the time being."""
+    return private("torch._C", "_ForceDispatchKeyGuard")(*state)
+
+
+# --- frames that Dynamo leaves to Python -------------------------------------------------------
+
+_EVAL_FRAME = "torch._dynamo.eval_frame"
+
+
+def _is_from(frame: types.FrameType, module: str, name: str) -> bool:
+    source = getattr(sys.modules.get(module), "__file__", None)
+    return frame.f_code.co_name == name and frame.f_code.co_filename == source
+
+
+def is_compiled_call(frame: types.FrameType) -> bool:
+    """Whether the frame is where a function under `torch.compile` is called."""
+    return _is_from(frame, _EVAL_FRAME, "compile_wrapper")
+
+
+def compiles_nothing() -> bool:
+    """Whether the user has told Dynamo to leave everything to Python."""
+    stance = private(_EVAL_FRAME, "_stance").stance
+    return stance == "force_eager" or private("torch._dynamo", "config").disable
+
+
+def backend_of_call(frame: types.FrameType) -> tuple[Any, dict[str, Any]]:
+    """The backend behind an `is_compiled_call` frame, and the keywords that it is called with."""
+    backend: Any = frame.f_locals.get("callback")
+    keywords: dict[str, Any] = {}
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    if isinstance(backend, private("torch", "_TorchCompileWrapper")):
+        backend, keywords = backend.compiler_fn, dict(backend.kwargs)
+    while isinstance(backend, functools.partial):
+        keywords = {**backend.keywords, **keywords}
+        backend = backend.func
+    return backend, keywords
+
+
+def why_uncompiled(frames: Sequence[types.FrameType]) -> tuple[str, str]:
+    """Which function Dynamo has left to Python and why; `frames` are innermost first."""
+    for frame in frames:
+        if _is_from(frame, _EVAL_FRAME, "_fn"):
+            function, context = frame.f_locals.get("fn"), frame.f_locals.get("self")
+            said = getattr(context, "msg", None)
+            name = getattr(function, "__qualname__", repr(function))
+            return name, "torch.compiler.disable keeps it out" + (
+                f", saying {said}" if said else ""
+            )
+    codes = [frame.f_code for frame in reversed(frames)]
+    return _graph_break(codes) or _failed_compile(codes) or ("", "Dynamo gives no reason")
+
+
+def _graph_break(codes: Sequence[types.CodeType]) -> tuple[str, str] | None:
+    breaks = private("torch._dynamo.utils", "graph_break_reasons")
+    for code, found in itertools.product(codes, reversed(breaks)):
+        traced = next(iter(found.user_stack), None)
+        if traced is None or (traced.filename, traced.name) != (code.co_filename, code.co_name):
+            continue
+        at = found.user_stack[-1]
+        return code.co_name, (
+            f"graph break at {os.path.basename(at.filename)}:{at.lineno}: {_brief(found.reason)}"
+        )
+    return None
+
+
+def _failed_compile(codes: Sequence[types.CodeType]) -> tuple[str, str] | None:
+    compiles = private("torch._dynamo.utils", "get_compilation_metrics")()
+    # A limit is reported without the function; the one that reached it was compiled before.
+    compiled_before = private("torch._C._dynamo.eval_frame", "_debug_get_cache_entry_list")
+    for failed in reversed(compiles):
+        for code in codes if failed.fail_type is not None else ():
+            place = (failed.co_filename, failed.co_firstlineno)
+            if place == (code.co_filename, code.co_firstlineno) or (
+                failed.co_filename is None and compiled_before(code)
+            ):
+                return code.co_name, f"{failed.fail_type}: {_brief(failed.fail_reason)}"
+    return None
+
+
+def _brief(reason: str | None) -> str:
+    """What Dynamo says first, with its explanation if it gives one."""
+    lines = [line.strip().rstrip(".") for line in (reason or "").split("\n")]
+    return ". ".join(line.removeprefix("Explanation: ") for line in lines[:2] if line)
 
 
 # --- compilers ---------------------------------------------------------------------------------

@@ -11,26 +11,25 @@ A scope puts a tag on the operators that are traced inside it, and knows nothing
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-import os
-import sys
 import types
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch.fx.traceback import annotate
 
-from torchair_scope import _torch_private
-from torchair_scope.capture.tags import KEY, UNKNOWN, tag_in
+from torchair_scope import _torch_private, switch
+from torchair_scope.capture.eager import EagerScope
+from torchair_scope.capture.frames import opened_at
+from torchair_scope.capture.tags import KEY, tag_in
 
-__all__ = ["data_dump", "dump_ops", "remove_dump_ops"]
+__all__ = ["data_dump", "disable", "disabled", "dump_ops", "enable", "remove_dump_ops"]
 
 _Target = TypeVar("_Target")
-_PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
 def data_dump(name: str | None = None) -> AbstractContextManager[None]:
@@ -58,54 +57,58 @@ def data_dump(name: str | None = None) -> AbstractContextManager[None]:
     """
     if name is not None and not isinstance(name, str):
         raise TypeError(f"a scope's name is a string or None, got {name!r}")
-    if torch.compiler.is_compiling():
+    if not switch.on:
+        return contextlib.nullcontext()
+    if torch.compiler.is_dynamo_compiling():
         return annotate({KEY: _open_scope(name)})
-    return _EagerScope(name)
+    if _torch_private.is_recorded():
+        return _torch_private.annotating({KEY: _open_scope(name)})
+    return EagerScope(name)
 
 
-_torch_private.only_inlined(data_dump)
+_torch_private.skip_frames(data_dump)
 
 
 @_torch_private.constant_of_trace
 def _open_scope(name: str | None) -> tuple[str, str]:
     """The tag for a scope opened here. Dynamo runs this while it traces, and keeps the result."""
-    opened_at = _user_position()
+    position = opened_at()
     outer = tag_in(_torch_private.enclosing_annotations())
-    inner = name or opened_at
-    return (f"{outer.scope}/{inner}" if outer else inner, opened_at)
+    inner = name or position
+    return (f"{outer.scope}/{inner}" if outer else inner, position)
 
 
-def _user_position() -> str:
-    frames = [(frame.filename, frame.lineno) for frame in _torch_private.user_frames_of_trace()]
-    if not frames:
-        frame: types.FrameType | None = sys._getframe()
-        while frame is not None:
-            frames.insert(0, (frame.f_code.co_filename, frame.f_lineno))
-            frame = frame.f_back
-    for filename, line in reversed(frames):
-        if not os.path.abspath(filename).startswith(_PACKAGE + os.sep):
-            return f"{os.path.basename(filename)}:{line}"
-    return UNKNOWN
+def disable() -> None:
+    """Switch all scopes of this process off, as the environment variable TORCHAIR_SCOPE=0 does.
+
+        >>> import torchair_scope as torchair
+        >>> torchair.scope.disable()
+        >>> torchair.scope.enable()
+
+    A scope then does nothing: it puts no tag on a graph, which is so the plain one, and dumps
+    nothing in eager code. A compiled function that has a scope in it is compiled once more.
+    """
+    switch.on = False
 
 
-class _EagerScope(AbstractContextManager[None]):
-    """A scope that no compiler sees: it does nothing, and says so once for each place."""
+def enable() -> None:
+    """Switch the scopes of this process on again after `disable` or TORCHAIR_SCOPE=0."""
+    switch.on = True
 
-    def __init__(self, name: str | None) -> None:
-        self.name = name
 
-    def __enter__(self) -> None:
-        position = _user_position()
-        scope = f"scope {self.name!r}" if self.name else "a scope"
-        warnings.warn(
-            f"{scope} opened at {position} dumps nothing, because this code runs without "
-            "torch.compile. Open the scope inside the compiled function, and see that no graph "
-            "break lies within it (torch.compile(..., fullgraph=True) reports one).",
-            stacklevel=2,
-        )
+@contextlib.contextmanager
+def disabled() -> Iterator[None]:
+    """Switch all scopes of this process off inside the `with` block.
 
-    def __exit__(self, *exc_info: object) -> None:
-        return None
+    >>> import torch, torchair_scope as torchair
+    >>> with torchair.scope.disabled(), torchair.scope.data_dump():
+    ...     y = torch.ones(3) + 1
+    """
+    before, switch.on = switch.on, False
+    try:
+        yield
+    finally:
+        switch.on = before
 
 
 @overload

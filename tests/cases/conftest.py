@@ -1,4 +1,4 @@
-"""Each case runs once for each inner compiler; the tests look at the same run."""
+"""Each case runs once for each inner compiler and once without; all tests look at the same run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from collections.abc import Callable
 import pytest
 
 from tests.cases import load
-from tests.support.running import CaseResult, run_case
+from tests.support.running import CaseResult, run_case, run_golden
 
 
 @pytest.fixture(scope="session")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], CaseResult]:
-    """`ran(name, inner)` is the result of running the case called `name`."""
+    """`ran(name, inner)` is the result of running the case called `name`.
+
+    `inner` is an inner compiler, or "golden" for a run without one.
+    """
 
     @functools.cache
     def run(name: str, inner: str) -> CaseResult:
+        if inner == "golden":
+            return run_golden(load(name), tmp_path_factory.mktemp(name))
         return run_case(load(name), {"backend": inner}, tmp_path_factory.mktemp(name))
 
     return run

@@ -67,6 +67,16 @@ def run_case(
     return CaseResult(result, reference, _read_if_there(tmp_path))
 
 
+def run_golden(case: ModuleType, tmp_path: Path, calls: int = 1) -> CaseResult:
+    """Run `case` without a compiler, without its scopes and with them: a golden run."""
+    eager = torch.compiler.set_stance("force_eager")
+    path = mock.patch.dict("os.environ", {"TORCHAIR_SCOPE_PATH": str(tmp_path)})
+    with eager, path:
+        reference = _run(case, contextlib.nullcontext, calls, backend="eager")
+        result = _run(case, torchair_scope.scope.data_dump, calls, backend="eager")
+    return CaseResult(result, reference, _read_if_there(tmp_path))
+
+
 def _read_if_there(path: Path) -> Dump:
     return read(path) if path.is_dir() and any(path.iterdir()) else Dump(path, [])
 

@@ -11,6 +11,8 @@ import torch
 from torchair_scope.backends.aot import AotEager, AtenCompiler, interpret_whole, run_as_it_is
 from torchair_scope.backends.inductor import Inductor
 from torchair_scope.capture.compiler import DumpSettings, Scoper
+from torchair_scope.capture.twin import Twin
+from torchair_scope.capture.uncompiled import SETTINGS
 from torchair_scope.config import CompilerConfig
 
 __all__ = ["get_compiler", "get_npu_backend", "torchair_scope_backend"]
@@ -56,6 +58,10 @@ def get_npu_backend(
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         _refuse_options(options)
+        twin = Twin(gm, scoper.settings)
+        return twin.beside(compile_graph(gm, example_inputs))
+
+    def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         if not scoper.wants(gm):
             return compiler.untouched(gm, example_inputs)
         entered = scoper.entered_with(gm)
@@ -63,6 +69,7 @@ def get_npu_backend(
             return interpret_whole(gm, example_inputs, entered, custom_decompositions)
         return compiler.scoped(gm, example_inputs, entered)
 
+    setattr(backend, SETTINGS, lambda **options: scoper.settings)
     return backend
 
 
@@ -96,6 +103,16 @@ def torchair_scope_backend(
             "torch._inductor.config for what it stands for"
         )
     return _backend_of(dict(options or {}))(gm, example_inputs)
+
+
+def _settings_by_name(
+    *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> DumpSettings:
+    settings: DumpSettings = getattr(_backend_of(dict(options or {})), SETTINGS)()
+    return settings
+
+
+setattr(torchair_scope_backend, SETTINGS, _settings_by_name)
 
 
 def get_compiler(

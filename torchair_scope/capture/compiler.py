@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ from torchair_scope.store.writer import GraphDump, Step
 
 Direction = Literal["forward", "backward", "inference"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "inference")
+PATH_VARIABLE = "TORCHAIR_SCOPE_PATH"
 Filter = Callable[[torch.fx.Node], torch.fx.Node | None]
 
 _FALLS_BACK = (
@@ -57,7 +59,8 @@ class DumpSettings:
     """What a user has asked for, wherever it was written.
 
     Args:
-        path: the folder of the dump; the current one if None.
+        path: the folder of the dump; the current one if None. Where the user has set none, it
+            is the environment variable TORCHAIR_SCOPE_PATH's.
         filter: gets each node, and returns it, or None for a node that is not to be dumped.
         whole_graph: dump a graph that has no scope as a whole.
         on_error: "warn" or "raise", for what goes wrong while a dump is written.
@@ -75,7 +78,7 @@ class DumpSettings:
         """The settings that stand in a compiler config, ours or TorchAir's."""
         data_dump, graph_dump = config.debug.data_dump, config.debug.graph_dump
         return cls(
-            path=data_dump.path,
+            path=data_dump.path or os.environ.get(PATH_VARIABLE),
             filter=data_dump.filter,
             whole_graph=data_dump.enabled,
             on_error=on_error,
@@ -96,6 +99,11 @@ def claim_number(next_number: Callable[[], int]) -> int:
             number = next_number()
         _numbers.add(number)
         return number
+
+
+def next_graph_number() -> int:
+    """The next number, where no compiler counts graphs of its own."""
+    return claim_number(_count)
 
 
 def direction_of(gm: torch.fx.GraphModule) -> Direction:

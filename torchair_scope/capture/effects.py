@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import re
 from collections import defaultdict
 
 import torch
@@ -37,6 +38,7 @@ from torchair_scope.capture.targets import (
 )
 
 _COLLECTIVES = {"_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d"}
+_EMPTY = re.compile(r"_?(new_)?empty(_\w+)?")
 _RANDOM_PRIMS = {"prims::inductor_random", "prims::inductor_randint"}
 
 
@@ -79,6 +81,11 @@ def is_random(node: fx.Node) -> bool:
         return True
     given = (part for part in node.args if isinstance(part, OpOverload))
     return any(map(_is_random_operator, given)) or any(map(is_random, body_nodes(node)))
+
+
+def is_irreproducible(node: fx.Node) -> bool:
+    """Whether running the node again may give another value: random numbers, `empty_like`, ..."""
+    return is_random(node) or _EMPTY.fullmatch(name_of(node)) is not None
 
 
 def order_dependencies(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

@@ -19,7 +19,7 @@ from torchair_scope.capture.bodies import (
     tag_of_lost_bodies,
     tags_in_bodies,
 )
-from torchair_scope.capture.effects import is_random
+from torchair_scope.capture.effects import is_irreproducible
 from torchair_scope.capture.markers import markers_of
 from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.tags import Tag, tag_of
@@ -125,7 +125,7 @@ class Selection:
         facts: dict[str, Any] = {"scope": tag.scope if tag else None}
         if nodes.operator_name(node) != nodes.target_name(node):
             facts["operator"] = nodes.operator_name(node)
-        if is_random(node):
+        if is_irreproducible(node):
             facts["nondeterministic"] = True
         if self.direction == "backward" and nodes.is_of_forward(node):
             facts["recompute"] = True

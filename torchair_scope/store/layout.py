@@ -12,12 +12,16 @@ import os
 import re
 import threading
 from datetime import datetime, timedelta, timezone
+from typing import Literal
 
 import torch.distributed
 
 MANIFEST = "manifest.jsonl"
 FILE_MODE = 0o640
 FOLDER_MODE = 0o750
+
+# "eager" is for operators that no compiler has made a graph of.
+GraphKind = Literal["graph", "eager"]
 
 _LONGEST_NAME = 255  # bytes, of every common file system
 _ENDING = len(".") + 20 + len(".npy")
@@ -61,9 +65,9 @@ def parse_rank_folder_name(name: str) -> tuple[int, int] | None:
     return None if match is None else (int(match[2]), int(match[1]))
 
 
-def step_folder_name(graph: int, step: int) -> str:
+def step_folder_name(graph: int, step: int, kind: GraphKind = "graph") -> str:
     """Name the folder of one step inside the rank folder, `graph_1/0`."""
-    return f"graph_{graph}/{step}"
+    return f"{kind}_{graph}/{step}"
 
 
 def call_stem(node: str, target: str) -> str:

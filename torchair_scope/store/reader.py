@@ -30,6 +30,7 @@ class Call:
 
     folder: Path
     record: Record = field(repr=False)
+    kind: layout.GraphKind = "graph"
 
     @property
     def graph(self) -> int:
@@ -148,7 +149,12 @@ class Call:
 
     @property
     def _step_folder(self) -> Path:
-        return self.folder / layout.step_folder_name(self.graph, self.step)
+        return self.folder / self.step_folder
+
+    @property
+    def step_folder(self) -> str:
+        """The folder of its files in the rank folder, `graph_1/0`."""
+        return layout.step_folder_name(self.graph, self.step, self.kind)
 
 
 @dataclass(frozen=True)
@@ -225,7 +231,8 @@ def _read_rank(folder: Path) -> Rank:
     records: dict[str, list[Record]] = {"run": [], "graph": [], "step": [], "call": []}
     for record in _records(folder / layout.MANIFEST, unreadable):
         records.setdefault(str(record.get("record")), []).append(record)
-    calls = [Call(folder, record) for record in records["call"]]
+    kinds = {graph["graph"]: graph.get("kind", "graph") for graph in records["graph"]}
+    calls = [Call(folder, call, kinds.get(call["graph"], "graph")) for call in records["call"]]
     calls.sort(key=lambda call: (call.graph, call.step, call.order))
     run = records["run"][0] if records["run"] else {}
     return Rank(folder, run, records["graph"], records["step"], calls, unreadable)
@@ -269,11 +276,11 @@ def _record_problems(rank: Rank) -> Iterator[str]:
 def _file_problems(rank: Rank) -> Iterator[str]:
     claimed: set[str] = set()
     for call in rank.calls:
-        folder = layout.step_folder_name(call.graph, call.step)
-        claimed.update(f"{folder}/{name}" for name in call.record.get("files", {}).values())
+        files = call.record.get("files", {}).values()
+        claimed.update(f"{call.step_folder}/{name}" for name in files)
     present = {
         f"{step.parent.name}/{step.name}/{entry}"
-        for step in rank.folder.glob("graph_*/*")
+        for step in (*rank.folder.glob("graph_*/*"), *rank.folder.glob("eager_*/*"))
         if step.is_dir()
         for entry in os.listdir(step)
     }

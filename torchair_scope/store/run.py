@@ -115,7 +115,9 @@ class Run:
         """The rank folder, absolute."""
         return self.rank_folder.path
 
-    def graph(self, number: int, description: dict[str, Any]) -> GraphDump:
+    def graph(
+        self, number: int, description: dict[str, Any], kind: layout.GraphKind = "graph"
+    ) -> GraphDump:
         """Record a graph and give the object that dumps its steps.
 
             >>> from torchair_scope.store.run import open_run
@@ -127,8 +129,9 @@ class Run:
 
         - `number`: the graph's number, counted from 1 in this process.
         - `description`: facts for the record; what JSON has no words for is kept as text.
+        - `kind`: what the folder's name begins with, `"graph"` or `"eager"`.
         """
-        return GraphDump(self, number, plain(description))
+        return GraphDump(self, number, plain(description), kind)
 
     def in_this_process(self) -> Run:
         """Give this run, or in a forked child the child's own: it never writes to its parent's."""

@@ -37,13 +37,17 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class GraphDump:
     """One graph of a run: gives a `Step` for each of its runs. `Run.graph` makes it."""
 
-    def __init__(self, run: Run, number: int, description: Record) -> None:
+    def __init__(
+        self, run: Run, number: int, description: Record, kind: layout.GraphKind = "graph"
+    ) -> None:
         self.number = number
+        self.kind: layout.GraphKind = kind
         self._description = description
         self._start(run)
 
     def _start(self, run: Run) -> None:
-        record = {"record": "graph", "graph": self.number, "time": layout.time_stamp()}
+        record: Record = {"record": "graph", "graph": self.number, "time": layout.time_stamp()}
+        record["kind"] = self.kind
         with _guarded(run, run.rank_folder.manifest.path):
             run.rank_folder.append_header({**self._description, **record})
         self._steps = itertools.count()
@@ -59,13 +63,13 @@ class GraphDump:
             with run.rank_folder.lock:
                 if run is not self._run:
                     self._start(run)
-        return Step(run, self.number, next(self._steps))
+        return Step(run, self.number, next(self._steps), self.kind)
 
 
 class Step:
     """One run of one graph; call `finish` when the graph returns. `GraphDump` makes it."""
 
-    def __init__(self, run: Run, graph: int, number: int) -> None:
+    def __init__(self, run: Run, graph: int, number: int, kind: layout.GraphKind = "graph") -> None:
         self.run = run
         self.graph = graph
         self.number = number
@@ -81,7 +85,7 @@ class Step:
         with _guarded(run, run.folder, self.problems):
             run.rank_folder.make_sure()
             self._skipped = self._is_skipped()
-        self._name = layout.step_folder_name(graph, number)
+        self._name = layout.step_folder_name(graph, number, kind)
         self._folder = os.path.join(run.folder, self._name)
 
     def _is_skipped(self) -> bool:

@@ -1,0 +1,317 @@
+"""Scopes that no compiler sees: the operators that run in eager code are dumped as they run.
+
+    with torchair.scope.data_dump("mlp"):      # in code that is not compiled
+        y = mlp(x)
+
+A scope is a dispatch mode on the thread that opened it: each ATen operator passes through it, is
+saved, and runs as ever. The backward of what ran in the scope is saved too: the autograd nodes
+that were made in it get hooks, which put a mode of their own around each node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchair_scope import _torch_private, switch
+from torchair_scope.capture import uncompiled
+from torchair_scope.capture.autograd_nodes import NodeFinder, tensors_in
+from torchair_scope.capture.compiler import DumpSettings
+from torchair_scope.capture.eager_graphs import EagerCall, Entry, Origin, eager_settings
+from torchair_scope.capture.frames import is_recomputing, module_here, opened_at, source_here
+from torchair_scope.capture.interpreter import mutated_arguments
+from torchair_scope.capture.nodes import module_of, source_of
+from torchair_scope.capture.tags import Tag, tag_of
+
+__all__ = ["EagerScope", "SavingMode", "open_mode"]
+
+_SUMS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
+
+
+class EagerScope(AbstractContextManager[None]):
+    """What `data_dump` gives in code that is not compiled. It may be entered more than once."""
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        self._entered: list[_ScopeMode] = []
+
+    def __enter__(self) -> None:
+        mode = _ScopeMode(self._name)
+        self._entered.append(mode)
+        mode.open()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._entered.pop().close()
+
+
+class _Thread(threading.local):
+    """What this thread is doing."""
+
+    innermost: SavingMode | None = None
+    saved_by: SavingMode | None = None  # has saved the operator that is being run
+
+
+_thread = _Thread()
+_mode_numbers = itertools.count()
+
+
+def open_mode() -> SavingMode | None:
+    """The innermost mode that is open on this thread; one look-up while there is none."""
+    mode = _thread.innermost
+    while mode is not None and not mode.is_open():
+        mode = _thread.innermost = mode.outer
+    return mode
+
+
+class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Saves each operator that runs while it is on the stack of dispatch modes.
+
+    Where to change it: `wants` decides which operators are saved, `origin` and `facts` what is
+    known of one.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self, entry: Entry, tag: Tag, settings: DumpSettings, outer: SavingMode | None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.entry = entry
+        self.tag = tag
+        self.settings = settings
+        self.outer = outer
+        self._number = next(_mode_numbers)
+        self._node: torch.fx.Node | None = None
+        self._nodes = NodeFinder(self._save_runs_of)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo go on compiling."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Torch's own way to keep Dynamo out imports it at the first operator; see `skip_frames`.
+        return False
+
+    def is_open(self) -> bool:
+        """Whether what this thread runs now belongs to the mode."""
+        raise NotImplementedError
+
+    def open(self) -> None:
+        """Put the mode on this thread's stack."""
+        _thread.innermost = self
+        _torch_private.push_mode(self)
+
+    @contextlib.contextmanager
+    def running_graph(self, settings: DumpSettings) -> Iterator[Callable[[torch.fx.Node], None]]:
+        """Save what a graph runs by the settings of its backend; yields what to tell its node."""
+        outside = self.settings, self._node
+        self.settings = settings
+        try:
+            yield self._set_node
+        finally:
+            self._nodes.look()
+            self.settings, self._node = outside
+
+    def _set_node(self, node: torch.fx.Node) -> None:
+        self._node = node
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Save an operator and run it."""
+        kwargs = kwargs or {}
+        if self._is_saved_further_in() or not switch.on or _torch_private.is_tracing():
+            return func(*args, **kwargs)
+        if any(map(_torch_private.has_own_dispatch, types)):
+            return NotImplemented  # The operators that it makes of this one come here next.
+        self._nodes.look()
+        if isinstance(func, HigherOrderOperator):
+            return self._run_bodies(func, args, kwargs)
+        if not isinstance(func, OpOverload) or not self.wants(func, args):
+            return func(*args, **kwargs)
+        kernel = _torch_private.composite_kernel(func)
+        if kernel is not None:
+            with _torch_private.mode_pushed(self):
+                return kernel(*args, **kwargs)
+        return self._save(func, args, kwargs)
+
+    def _is_saved_further_in(self) -> bool:
+        """Whether an operator came here through a mode that has saved it.
+
+        A scope that has been opened since, by an operator written in Python, is for itself.
+        """
+        saved_by = _thread.saved_by
+        return saved_by is not None and self._number < saved_by._number
+
+    def wants(self, func: OpOverload, args: tuple[Any, ...]) -> bool:
+        """Whether an operator that runs now is saved."""
+        return True
+
+    def origin(self) -> Origin:
+        """Where an operator that runs now comes from."""
+        if self._node is None:
+            return Origin(self.tag, source_here(), module_here())
+        inner = tag_of(self._node)
+        tag = Tag(f"{self.tag.scope}/{inner.scope}", inner.opened_at) if inner else self.tag
+        return Origin(tag, source_of(self._node), module_of(self._node))
+
+    def facts(self) -> dict[str, Any]:
+        """What the record of a call says beyond its origin."""
+        return {}
+
+    def computed(self, results: Any) -> None:
+        """Is told what a saved operator returned."""
+
+    def _save(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        origin = self.origin()
+        with _torch_private.modes_disabled():
+            step = self.entry.step(self.settings)
+            wanted = self.settings.filter
+            call = step.begin_call(func, args, kwargs, origin, self.facts(), wanted)
+        self._nodes.before((args, kwargs))
+        results = self._run(func, args, kwargs)
+        if call is not None:
+            with _torch_private.modes_disabled():
+                call.sink.finish(results, mutated_arguments(func, args, kwargs))
+            self._nodes.after(results, (origin, call))
+            self.computed(results)
+        return results
+
+    def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, which outer scopes are not to save once more."""
+        outside, _thread.saved_by = _thread.saved_by, self
+        try:
+            return func(*args, **kwargs)
+        finally:
+            _thread.saved_by = outside
+
+    def _run_bodies(
+        self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operator that runs graphs, the operators of which then come here."""
+        kernel = _torch_private.eager_kernel(func)
+        if kernel is None:
+            return func(*args, **kwargs)
+        with _torch_private.mode_pushed(self):
+            return kernel(*args, **kwargs)
+
+    def _save_runs_of(self, node: Any, made_by: tuple[Origin, EagerCall]) -> None:
+        """Have the backward of an operator saved, whenever its autograd node runs."""
+        entry, settings = self.entry, self.settings
+
+        def before(gradients: Any) -> None:
+            if switch.on:
+                _GradientMode(entry, settings, *made_by).open()
+
+        node.register_prehook(before)
+        node.register_hook(_node_has_run)
+
+
+class _ScopeMode(SavingMode):  # type: ignore[no-untyped-call]
+    """A scope of the user's, from its entry until it is left."""
+
+    def __init__(self, name: str | None) -> None:
+        position, outer = opened_at(), open_mode()
+        inner = name or position
+        within = outer if isinstance(outer, _ScopeMode) else None
+        tag = Tag(f"{within.tag.scope}/{inner}" if within else inner, position)
+        self._compile = uncompiled.enclosing_compile()
+        self._is_open = True
+        settings = within.settings if within else eager_settings()
+        if self._compile and self._compile.settings:
+            settings = self._compile.settings
+        reason = self._compile.reason if self._compile else None
+        entry = within.entry if within else Entry(tag, reason)
+        super().__init__(entry, tag, settings, outer)
+        self._facts: dict[str, Any] = {"recompute": True} if is_recomputing() else {}
+        if self._compile and not (within and self._compile.is_same_call_as(within._compile)):
+            uncompiled.warn(self._compile, tag, settings)
+
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def open(self) -> None:
+        if self.outer is not None:
+            self.outer._nodes.look()
+        self.entry.enter()
+        super().open()
+
+    def close(self) -> None:
+        """Take the mode off this thread's stack."""
+        _torch_private.remove_mode(self)
+        self._is_open = False
+        open_mode()
+        self._nodes.look()
+        self.entry.leave()
+
+    def facts(self) -> dict[str, Any]:
+        return self._facts
+
+
+class _GradientMode(SavingMode):  # type: ignore[no-untyped-call]
+    """One run of an autograd node that was made in a scope.
+
+    The engine puts the stack of modes back after each node, whatever happens. So the mode may
+    stay there when the node has run, and see how the node's gradients are summed with others.
+    """
+
+    def __init__(
+        self, entry: Entry, settings: DumpSettings, origin: Origin, forward: EagerCall
+    ) -> None:
+        super().__init__(entry, origin.tag, settings, open_mode())
+        self._origin = origin
+        self._forward = forward
+        self._backward = _torch_private.running_backward()
+        self._step = entry.step(settings)
+        self.node_has_run = False
+
+    def is_open(self) -> bool:
+        return not self.node_has_run and self._backward == _torch_private.running_backward()
+
+    def wants(self, func: OpOverload, args: tuple[Any, ...]) -> bool:
+        """A sum belongs to the scope if all that it joins was computed in it."""
+        if self._backward != _torch_private.running_backward():
+            return False  # a backward that runs within this one
+        if not self.node_has_run:
+            return True
+        return func in _SUMS and all(map(self._step.has_computed, tensors_in(args)))
+
+    def origin(self) -> Origin:
+        return self._origin
+
+    def facts(self) -> dict[str, Any]:
+        return {} if self.node_has_run else {"forward": self._forward.place()}
+
+    def computed(self, results: Any) -> None:
+        self._step.remember(tensors_in(results))
+
+    def end_of_node(self) -> None:
+        """The node has run; what comes now are sums."""
+        self.node_has_run = True
+        open_mode()
+        self._nodes.look()
+
+
+def _node_has_run(gradients: Any, incoming: Any) -> None:
+    mode = _torch_private.top_mode()
+    if isinstance(mode, _GradientMode):
+        mode.end_of_node()
+
+
+for _method in (
+    EagerScope.__enter__,
+    EagerScope.__exit__,
+    SavingMode.__torch_dispatch__,
+    _node_has_run,
+):
+    _torch_private.skip_frames(_method)

@@ -1,0 +1,62 @@
+"""A scope around a call of compiled code: the call takes another way, operator by operator.
+
+The graph that Dynamo made is kept beside what the inner compiler made of it. While a scope is open
+on the calling thread, that graph is run in its place, as eager code: nothing is compiled, and all
+of its operators pass through the scope, as in a golden run of the same script.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchair_scope.capture.compiler import DumpSettings
+from torchair_scope.capture.eager import SavingMode, open_mode
+
+Compiled = Callable[..., Any]
+
+
+class Twin:
+    """The graph as Dynamo made it. Make it before an inner compiler changes the graph.
+
+    Args:
+        gm: the Dynamo graph; its nodes are copied, its parameters and constants are not.
+        settings: those of the backend that was given the graph.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule, settings: DumpSettings) -> None:
+        self._gm = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        self._settings = settings
+
+    def beside(self, compiled: Compiled) -> Compiled:
+        """`compiled`, but for calls in a scope, which run the twin."""
+
+        @functools.wraps(compiled)
+        def call(*args: Any) -> Any:
+            mode = open_mode()
+            if mode is None:
+                return compiled(*args)
+            return self._run(mode, list(args))
+
+        return call
+
+    def _run(self, mode: SavingMode, args: list[Any]) -> Any:
+        with mode.running_graph(self._settings) as at_node:
+            return _Interpreter(self._gm, at_node).boxed_run(args)
+
+
+class _Interpreter(torch.fx.Interpreter):
+    """Runs a Dynamo graph, and tells which node's operators are about to run."""
+
+    def __init__(self, gm: torch.fx.GraphModule, at_node: Callable[[torch.fx.Node], None]) -> None:
+        super().__init__(gm)
+        self.extra_traceback = False  # An exception of the user's stays what it is.
+        self._at_node = at_node
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self._at_node(n)
+        return super().run_node(n)

@@ -1,0 +1,75 @@
+"""Why code in the reach of `torch.compile` runs uncompiled, and the warning that says so.
+
+Dynamo leaves a frame to Python when it cannot trace it as a whole, and a graph break inside a
+`with` block is such a case. It does so without a word.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torchair_scope import _torch_private
+from torchair_scope.capture.compiler import DumpSettings
+from torchair_scope.capture.eager_graphs import run_of
+from torchair_scope.capture.frames import frames_outwards
+from torchair_scope.capture.tags import Tag
+
+SETTINGS = "torchair_scope_settings"  # the attribute of a backend that tells its settings
+
+
+@dataclass(frozen=True)
+class Uncompiled:
+    """Code that runs uncompiled within a call of a compiled function.
+
+    Args:
+        call: which call of a compiled function it is.
+        function: the name of the outermost function that runs uncompiled, if it is known.
+        reason: what Dynamo says.
+        settings: those of the compiled function's backend, if that is one of ours.
+    """
+
+    call: int
+    function: str
+    reason: str
+    settings: DumpSettings | None
+
+    def is_same_call_as(self, other: Uncompiled | None) -> bool:
+        """Whether both run in one call of one compiled function."""
+        return other is not None and self.call == other.call
+
+
+def enclosing_compile() -> Uncompiled | None:
+    """What runs here uncompiled although it lies in a compiled function; None if nothing does."""
+    frames = []
+    for frame in frames_outwards():
+        if _torch_private.is_compiled_call(frame):
+            break
+        frames.append(frame)
+    else:
+        return None
+    if _torch_private.compiles_nothing():
+        return None
+    function, reason = _torch_private.why_uncompiled(frames)
+    backend, options = _torch_private.backend_of_call(frame)
+    return Uncompiled(id(frame), function, reason, _settings_of(backend, options))
+
+
+def _settings_of(backend: Any, options: dict[str, Any]) -> DumpSettings | None:
+    settings: Callable[..., DumpSettings] | None = getattr(backend, SETTINGS, None)
+    return None if settings is None else settings(**options)
+
+
+def warn(code: Uncompiled, tag: Tag, settings: DumpSettings) -> None:
+    """Say once for each dump that a scope was reached without a compiler."""
+    what = f"{code.function}, which" if code.function else "code that"
+    folder = run_of(settings).folder
+    run_of(settings).rank_folder.say_once(
+        f"uncompiled {tag} {code.reason}",
+        f"scope {tag.scope!r} opened at {tag.opened_at} lies in {what} runs uncompiled although "
+        f"it is reached from a compiled function: {code.reason}. The scope's operators are dumped "
+        f"as they run, to {os.path.join(folder, 'eager_…')}. To have the rest compiled, move what "
+        "breaks the graph out of the scope.",
+    )
