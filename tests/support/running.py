@@ -72,8 +72,8 @@ def run_golden(case: ModuleType, tmp_path: Path, calls: int = 1) -> CaseResult:
     eager = torch.compiler.set_stance("force_eager")
     path = mock.patch.dict("os.environ", {"TORCHAIR_SCOPE_PATH": str(tmp_path)})
     with eager, path:
-        reference = _run(case, contextlib.nullcontext, calls, backend="eager")
-        result = _run(case, torchair_scope.scope.data_dump, calls, backend="eager")
+        reference = run_once(case, contextlib.nullcontext, calls, backend="eager")
+        result = run_once(case, torchair_scope.scope.data_dump, calls, backend="eager")
     return CaseResult(result, reference, _read_if_there(tmp_path))
 
 
