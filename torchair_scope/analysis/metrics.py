@@ -69,6 +69,17 @@ class Metrics:
         return self.beyond / self.count if self.count else 0.0
 
     @property
+    def mismatches(self) -> int:
+        """Elements that are NaN or infinite on one side only."""
+        return self.nan_mismatches + self.infinity_mismatches
+
+    @property
+    def rounding_budget(self) -> float:
+        """The largest error that a few roundings of the largest value can make."""
+        relative = max(self.tolerance.relative, 4 * self.epsilon)
+        return (relative + self.tolerance.absolute) * self.scale
+
+    @property
     def equal(self) -> bool:
         """Whether all elements are equal; NaN equals NaN, and -0.0 equals 0.0."""
         return self.worst is None

@@ -1,0 +1,96 @@
+"""Run many small tasks: on a process pool, or on any executor that a user has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Progress = Callable[[int], None]
+
+# Bytes of files from which starting processes pays.
+WORTH_A_POOL = 1 << 28
+_CHUNK_BYTES = 1 << 24
+
+
+def run_tasks(
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    sizes: Sequence[int],
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> list[Result]:
+    """The results of a function for each task, in order.
+
+    Args:
+        function: can be pickled, as a function of a module can.
+        tasks: what it is called with, one after the other.
+        sizes: the bytes that each task reads.
+        executor: where to run it; if None, here, or on a process pool if there is much to read.
+        progress: is told the bytes of each task that is done.
+    """
+    if executor is not None:
+        return list(_submitted(function, tasks, sizes, executor, progress))
+    if sum(sizes) < WORTH_A_POOL or (os.cpu_count() or 1) == 1:
+        return list(_in_turn(function, tasks, sizes, progress))
+    with _pool() as pool:
+        return list(_submitted(function, tasks, sizes, pool, progress))
+
+
+@contextmanager
+def _pool() -> Iterator[Executor]:
+    # Forking a process that has torch's threads can hang.
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
+def _in_turn(
+    function: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    sizes: Iterable[int],
+    progress: Progress | None,
+) -> Iterator[Result]:
+    for task, size in zip(tasks, sizes, strict=True):
+        yield function(task)
+        if progress is not None:
+            progress(size)
+
+
+def _submitted(
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    sizes: Sequence[int],
+    executor: Executor,
+    progress: Progress | None,
+) -> Iterator[Result]:
+    chunks = list(_chunks(tasks, sizes))
+    futures: list[Future[list[Any]]] = [
+        executor.submit(_run_chunk, function, chunk) for chunk, _ in chunks
+    ]
+    for future, (_, size) in zip(futures, chunks, strict=True):
+        yield from future.result()
+        if progress is not None:
+            progress(size)
+
+
+def _run_chunk(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+    return [function(task) for task in tasks]
+
+
+def _chunks(tasks: Sequence[Task], sizes: Sequence[int]) -> Iterator[tuple[list[Task], int]]:
+    """Small tasks together, so that sending them is not what takes the time."""
+    chunk: list[Task] = []
+    total = 0
+    for task, size in zip(tasks, sizes, strict=True):
+        chunk.append(task)
+        total += size
+        if total >= _CHUNK_BYTES or len(chunk) >= 256:
+            yield chunk, total
+            chunk, total = [], 0
+    if chunk:
+        yield chunk, total

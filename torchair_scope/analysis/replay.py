@@ -1,0 +1,287 @@
+"""Run dumped calls again: is a result a bug of its kernel, or rounding?"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from torchair_scope.analysis.arguments import (
+    Arguments,
+    Device,
+    by_slot,
+    in_precision,
+    load_arguments,
+    map_leaves,
+)
+from torchair_scope.analysis.dump import Call
+from torchair_scope.analysis.metrics import Metrics, measure
+from torchair_scope.analysis.numerics import EPSILONS, is_float, rounded
+from torchair_scope.analysis.operators import BIT_CASTS, NotReplayableError, operator_of
+from torchair_scope.analysis.source import Array
+from torchair_scope.analysis.tensors import MissingTensorError, Tensor
+from torchair_scope.store.arrays import to_numpy
+
+Verdict = Literal["rounding", "bug", "cannot"]
+Reference = Literal["float64", "float32"]
+
+# A kernel may be this many times less exact than the one that runs here.
+_MARGIN = 8.0
+_SEED = 20
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What running one call again has shown.
+
+    Args:
+        rank, graph, step, node, target, scope: the call.
+        verdict: "rounding" if its result is as exact as its dtype allows, "bug" if it is not,
+            "cannot" if that cannot be told.
+        reason: why, in words.
+        slot: the output that decides.
+        dumped: the error of the dumped output against the reference.
+        rerun: the error of the output of the run here, in the dumped dtype, against the reference.
+    """
+
+    rank: int
+    graph: str
+    step: int
+    node: str
+    target: str
+    scope: str | None
+    verdict: Verdict
+    reason: str
+    slot: str | None = None
+    dumped: Metrics | None = None
+    rerun: Metrics | None = None
+
+
+@dataclass(frozen=True)
+class _Finding:
+    verdict: Verdict
+    reason: str
+    slot: str | None = None
+    dumped: Metrics | None = None
+    rerun: Metrics | None = None
+
+
+def replay_call(call: Call, device: Device = "cpu", reference: Reference = "float64") -> Replay:
+    """Run one call again, in its own dtype and in a higher precision.
+
+        >>> import torch, torchair_scope as torchair
+        >>> from torchair_scope.analysis.load import load
+        >>> from torchair_scope.analysis.replay import replay_call
+        >>> options = {"path": "./dump", "backend": "aot_eager"}
+        >>> @torch.compile(backend="torchair_scope", options=options)
+        ... @torchair.dump_ops
+        ... def shift(x):
+        ...     return x.sin() + 1
+        >>> result = shift(torch.ones(3))
+        >>> replay_call(load("./dump").calls()[0]).verdict
+        'rounding'
+
+    Args:
+        call: from `torchair_scope.load`.
+        device: where to run it.
+        reference: the dtype of the exact run; integers and bools stay what they are.
+    """
+    try:
+        finding = _find(call, device, getattr(torch, reference))
+    except NotReplayableError as error:
+        finding = _Finding("cannot", str(error))
+    place = call.graph.rank.number, call.graph.name, call.step.number, call.node, call.target
+    return Replay(*place, call.scope, **vars(finding))
+
+
+def _find(call: Call, device: Device, reference: torch.dtype) -> _Finding:
+    run = _Runner(operator_of(call), load_arguments(call, device), call.target)
+    dumped = _dumped_outputs(call)
+    rerun = run.as_dumped()
+    if missing := [slot for slot in dumped if slot not in rerun]:
+        return _Finding("bug", f"a run here gives no {missing[0]}", missing[0])
+    exact = run.in_precision(reference)
+    findings = []
+    for slot, (tensor, array) in dumped.items():
+        if tuple(rerun[slot].shape) != tensor.shape:
+            shape = tuple(rerun[slot].shape)
+            findings.append(_Finding("bug", f"its shape is {tensor.shape}, here {shape}", slot))
+        else:
+            judge = _Judge(slot, tensor.dtype, array, to_numpy(rerun[slot]), run, reference)
+            findings.append(judge.finding(exact.get(slot)))
+    return _worst(findings)
+
+
+def _dumped_outputs(call: Call) -> dict[str, tuple[Tensor, Array]]:
+    found = {}
+    for slot, tensor in call.outputs.items():
+        if tensor.description:
+            try:
+                found[slot] = tensor, tensor.numpy()
+            except MissingTensorError as error:
+                raise NotReplayableError(f"an output is missing: {error}") from error
+    if not found:
+        raise NotReplayableError("it has no tensor among its outputs")
+    return found
+
+
+def _worst(findings: Sequence[_Finding]) -> _Finding:
+    rank = {"bug": 0, "cannot": 1, "rounding": 2}
+
+    def key(finding: _Finding) -> tuple[int, float]:
+        error = finding.dumped.max_relative if finding.dumped else 0.0
+        return rank[finding.verdict], -error
+
+    return min(findings, key=key)
+
+
+class _Runner:
+    """Runs one operator on its dumped arguments, or on ones near them."""
+
+    def __init__(
+        self, operator: Callable[..., Any], arguments: Arguments, target: str
+    ) -> None:
+        self._operator = operator
+        self._arguments = arguments
+        self._target = target
+        self.has_floats = False
+        map_leaves(arguments, self._note)
+
+    def _note(self, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+            self.has_floats = True
+
+    def as_dumped(self) -> dict[str, torch.Tensor]:
+        """The outputs in the dumped dtype."""
+        try:
+            return self._run(self._arguments)
+        except Exception as error:
+            text = str(error).strip().split("\n")[0]
+            raise NotReplayableError(f"it fails here: {type(error).__name__}: {text}") from error
+
+    def in_precision(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """The outputs in a higher precision; none if the operator does not have it."""
+        if self._target in BIT_CASTS:
+            return {}
+        try:
+            return self._run(_without_half_to_float(self._target, in_precision(self._arguments, dtype)))
+        except Exception:  # any operator may refuse a dtype, each in its own way
+            return {}
+
+    def near(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """The outputs in a higher precision for arguments that are off by a rounding each."""
+        generator = torch.Generator().manual_seed(_SEED)
+
+        def shift(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+                return value
+            epsilon = EPSILONS.get(str(value.dtype).removeprefix("torch."), 0.0)
+            signs = torch.randint(0, 2, value.shape, generator=generator).to(value.device) * 2 - 1
+            return value.to(dtype) * (1 + epsilon / 2 * signs)
+
+        moved = in_precision(map_leaves(self._arguments, shift), dtype)
+        return self._run(_without_half_to_float(self._target, moved))
+
+    def _run(self, arguments: Arguments) -> dict[str, torch.Tensor]:
+        args, kwargs = map_leaves(arguments, _own_memory)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return by_slot(self._operator(*args, **kwargs))
+
+
+def _own_memory(value: Any) -> Any:
+    """An operator may change its arguments."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _without_half_to_float(target: str, arguments: Arguments) -> Arguments:
+    if target not in ("aten._softmax.default", "aten._log_softmax.default"):
+        return arguments
+    (value, dim, *_), kwargs = arguments
+    return (value, dim, False), kwargs
+
+
+class _Judge:
+    """Judges one output."""
+
+    def __init__(
+        self,
+        slot: str,
+        dtype: str,
+        dumped: Array,
+        rerun: Array,
+        run: _Runner,
+        reference: torch.dtype,
+    ) -> None:
+        self.slot = slot
+        self.dtype = dtype
+        self.dumped = dumped
+        self.rerun = rerun
+        self.run = run
+        self.reference = reference
+
+    def finding(self, exact: torch.Tensor | None) -> _Finding:
+        """Judge it, by the exact result if there is one."""
+        if not is_float(self.dtype):
+            return self._of_integers()
+        if exact is None or tuple(exact.shape) != self._true_shape():
+            return self._without_reference()
+        return self._with_reference(rounded(to_numpy(exact), self.dtype))
+
+    def _true_shape(self) -> tuple[int, ...]:
+        return tuple(self.dumped.shape)
+
+    def _of_integers(self) -> _Finding:
+        errors = measure(self.rerun, self.dumped)
+        if errors.equal:
+            return _Finding("rounding", "equal to a run here", self.slot, errors, errors)
+        if self.run.has_floats and self.dtype == "int64":
+            reason = "other indices than a run here: ties may be broken in another order"
+            return _Finding("cannot", reason, self.slot, errors)
+        reason = f"{errors.beyond} of {errors.count} elements are not those of a run here"
+        return _Finding("bug", reason, self.slot, errors)
+
+    def _without_reference(self) -> _Finding:
+        errors = measure(self.rerun, self.dumped, self.dtype, self.dtype)
+        told = "the operator does not run in a higher precision"
+        if errors.equal or errors.max_absolute <= _MARGIN * errors.rounding_budget and not errors.mismatches:
+            return _Finding("rounding", f"as a run here; {told}", self.slot, errors)
+        reason = f"off by {errors.max_relative:.1e} from a run here; {told}"
+        return _Finding("bug", reason, self.slot, errors)
+
+    def _with_reference(self, exact: Array) -> _Finding:
+        dumped = measure(exact, self.dumped, "float64", self.dtype)
+        rerun = measure(exact, self.rerun, "float64", self.dtype)
+        errors = (self.slot, dumped, rerun)
+        allowed = dumped.rounding_budget
+        if not dumped.mismatches and dumped.max_absolute <= allowed:
+            return _Finding("rounding", "as exact as its dtype allows", *errors)
+        allowed += _MARGIN * self._sensitivity(exact)
+        if not dumped.mismatches and dumped.max_absolute <= allowed:
+            return _Finding("rounding", "no worse than a rounding of its inputs", *errors)
+        if dumped.mismatches <= rerun.mismatches and dumped.max_absolute <= _MARGIN * rerun.max_absolute + allowed:
+            reason = "far from the reference, and so is a run here: not the fault of one kernel"
+            return _Finding("cannot", reason, *errors)
+        return _Finding("bug", _told(dumped, rerun), *errors)
+
+    def _sensitivity(self, exact: Array) -> float:
+        """How far the exact result moves if each input is off by a rounding."""
+        try:
+            moved = self.run.near(self.reference)[self.slot]
+        except Exception:
+            return 0.0
+        return measure(exact, rounded(to_numpy(moved), self.dtype), "float64", "float64").max_absolute
+
+
+def _told(dumped: Metrics, rerun: Metrics) -> str:
+    if dumped.nan_mismatches:
+        return f"{dumped.nan_mismatches} elements are NaN on one side only"
+    if dumped.infinity_mismatches:
+        return f"{dumped.infinity_mismatches} elements are infinite on one side only"
+    return (
+        f"off by {dumped.max_relative:.1e} of the largest value; a run here is off by "
+        f"{rerun.max_relative:.1e}"
+    )
