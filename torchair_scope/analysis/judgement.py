@@ -56,6 +56,14 @@ class TensorResult:
         return not self.slot.startswith("OUTPUT")
 
     @property
+    def is_suspicious(self) -> bool:
+        """Whether it is close only since all its values are small: roundings explain less."""
+        metrics = self.metrics
+        if metrics is None or self.agreement != "close":
+            return False
+        return metrics.max_absolute > metrics.rounding_budget
+
+    @property
     def agrees(self) -> bool:
         """Whether it is equal, close, or off by rounding."""
         return self.agreement in ("equal", "close", "rounding")

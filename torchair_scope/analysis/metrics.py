@@ -31,6 +31,7 @@ class Metrics:
     Args:
         count: elements.
         scale: the largest magnitude of the golden tensor; what relative errors are relative to.
+        golden_rms: the root of the mean square of the golden tensor.
         max_absolute, mean_absolute, rmse: of `target - golden`.
         max_relative, mean_relative: the same divided by `scale`.
         cosine: of the angle between both; 1 where both are zero.
@@ -47,6 +48,7 @@ class Metrics:
 
     count: int
     scale: float
+    golden_rms: float
     max_absolute: float
     mean_absolute: float
     rmse: float
@@ -137,6 +139,7 @@ def _metrics(sums: ErrorSums, golden: Array, epsilon: float) -> Metrics:
     return Metrics(
         count=sums.count,
         scale=sums.scale,
+        golden_rms=float(np.sqrt(sums.golden_squares / count)),
         max_absolute=sums.largest,
         mean_absolute=mean,
         rmse=float(np.sqrt(sums.squares / count)),

@@ -12,7 +12,8 @@ from torchair_scope.analysis.judgement import TensorResult
 from torchair_scope.analysis.pairing import CallPair
 from torchair_scope.analysis.tensors import MissingTensorError, Tensor
 
-Role = Literal["agrees", "made", "carries", "amplifies", "unclear"]
+# "suspect" is for as long as it is not confirmed: it agrees since all its values are small.
+Role = Literal["agrees", "suspect", "made", "carries", "amplifies", "unclear"]
 ROLES: dict[Role, str] = {
     "agrees": "its outputs agree",
     "made": "its inputs agree and its outputs do not: the error is made here",
@@ -86,6 +87,7 @@ def judge(
     judged = [_with_role(result) for result in results]
     if confirm:
         judged = [_confirmed(result) for result in judged]
+    judged = [replace(each, role="agrees") if each.role == "suspect" else each for each in judged]
     return _verdict(judged), judged
 
 
@@ -103,7 +105,9 @@ def _with_role(result: CallResult) -> CallResult:
         unknown = outputs and all(output.agreement == "unknown" for output in outputs)
         if unknown or not outputs:
             return replace(result, role="unclear", reason="no output can be compared")
-        return result
+        starts = any(output.is_suspicious for output in outputs)
+        ends = any(each.is_suspicious or not each.agrees for each in inputs)
+        return replace(result, role="suspect") if starts and not ends else result
     if any(each.agreement == "differs" for each in inputs):
         return replace(result, role="carries")
     if result.pair.target.is_random or result.pair.golden.is_random:
@@ -118,13 +122,15 @@ def _with_role(result: CallResult) -> CallResult:
 
 def _confirmed(result: CallResult) -> CallResult:
     """Run an operator that seems to have made an error on the target's own inputs."""
-    if result.role != "made":
+    if result.role not in ("made", "suspect"):
         return result
     from torchair_scope.analysis.replay import replay_call
 
     replayed = replay_call(result.pair.target)
     if replayed.verdict == "bug":
-        return replace(result, reason=f"confirmed by a replay: {replayed.reason}")
+        return replace(result, role="made", reason=f"confirmed by a replay: {replayed.reason}")
+    if result.role == "suspect":
+        return result
     inputs_equal = all(each.agreement == "equal" for each in result.inputs)
     if replayed.verdict == "rounding" and not inputs_equal:
         return replace(result, role="amplifies", reason=f"replayed: {replayed.reason}")
@@ -154,7 +160,7 @@ def _verdict(results: Sequence[CallResult]) -> Verdict:
     before = results[: results.index(made)] if made else results
     outside = next(_from_outside(before), None)
     if outside is not None:
-        return _made_outside(*outside)
+        return _made_outside(*outside, results)
     if made is not None:
         return _made(made)
     unclear = [result for result in results if result.role == "unclear"]
@@ -171,8 +177,16 @@ def _made(result: CallResult) -> Verdict:
     return Verdict("made", text if not result.reason else f"{text}; {result.reason}", result, slot)
 
 
-def _made_outside(result: CallResult, slot: str) -> Verdict:
+def _made_outside(result: CallResult, slot: str, results: Sequence[CallResult]) -> Verdict:
     call = result.pair.target
+    earlier = results[: results.index(result)]
+    amplifying = next((each for each in earlier if each.role == "amplifies"), None)
+    if amplifying is not None:
+        text = (
+            f"{slot} of {call} differs and comes from outside; that may be the rounding which "
+            f"{amplifying.pair.target} has amplified before"
+        )
+        return Verdict("unclear", text, result, slot)
     scope = f"scope {call.scope!r}" if call.scope else "the dumped operators"
     text = (
         f"the inputs of {scope} differ already: {slot} of {call} is the first, and no dumped "
