@@ -37,7 +37,7 @@ def run_tasks(
     if executor is not None:
         return list(_submitted(function, tasks, sizes, executor, progress))
     if sum(sizes) < WORTH_A_POOL or (os.cpu_count() or 1) == 1:
-        return list(_in_turn(function, tasks, sizes, progress))
+        return run_in_turn(function, tasks, sizes, progress)
     with _pool() as pool:
         return list(_submitted(function, tasks, sizes, pool, progress))
 
@@ -49,16 +49,19 @@ def _pool() -> Iterator[Executor]:
         yield pool
 
 
-def _in_turn(
+def run_in_turn(
     function: Callable[[Task], Result],
     tasks: Iterable[Task],
     sizes: Iterable[int],
-    progress: Progress | None,
-) -> Iterator[Result]:
+    progress: Progress | None = None,
+) -> list[Result]:
+    """The results of a function for each task, in order, computed here."""
+    results = []
     for task, size in zip(tasks, sizes, strict=True):
-        yield function(task)
+        results.append(function(task))
         if progress is not None:
             progress(size)
+    return results
 
 
 def _submitted(

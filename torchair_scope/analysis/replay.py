@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,7 +20,9 @@ from torchair_scope.analysis.arguments import (
     load_arguments,
     map_leaves,
 )
-from torchair_scope.analysis.dump import Call
+from torchair_scope.analysis.dump import Call, Dump
+from torchair_scope.analysis.executors import Progress, run_in_turn, run_tasks
+from torchair_scope.analysis.load import load
 from torchair_scope.analysis.metrics import Metrics, measure
 from torchair_scope.analysis.numerics import EPSILONS, is_float, rounded
 from torchair_scope.analysis.operators import BIT_CASTS, NotReplayableError, operator_of
@@ -98,6 +103,68 @@ def replay_call(call: Call, device: Device = "cpu", reference: Reference = "floa
         finding = _Finding("cannot", str(error))
     place = call.graph.rank.number, call.graph.name, call.step.number, call.node, call.target
     return Replay(*place, call.scope, **vars(finding))
+
+
+def replay(
+    dump: str | os.PathLike[str] | Dump,
+    *,
+    scope: str | None = None,
+    node: str | None = None,
+    step: int | None = None,
+    device: str = "cpu",
+    reference: Reference = "float64",
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> list[Replay]:
+    """Run the calls of a dump again, each in its own dtype and in a higher precision.
+
+        >>> import torch, torchair_scope as torchair
+        >>> from torchair_scope.analysis.replay import replay
+        >>> options = {"path": "./dump", "backend": "aot_eager"}
+        >>> @torch.compile(backend="torchair_scope", options=options)
+        ... @torchair.dump_ops
+        ... def shift(x):
+        ...     return x.sin() + 1
+        >>> result = shift(torch.ones(3))
+        >>> [(each.node, each.verdict) for each in replay("./dump")]
+        [('sin', 'rounding'), ('add', 'rounding')]
+
+    Args:
+        dump: by path, URL, or as `torchair_scope.load` gives it.
+        scope, node, step: which calls, as for `Dump.calls`; all if None.
+        device: where to run them.
+        reference: the dtype of the exact run; integers and bools stay what they are.
+        executor: where they run: any `concurrent.futures.Executor`; here if None.
+        progress: is called with the number of bytes that have been read since the last time.
+
+    Raises:
+        FileNotFoundError: there is no dump.
+    """
+    dump = dump if isinstance(dump, Dump) else load(dump)
+    calls = dump.calls(scope=scope, node=node, step=step)
+    sizes = [sum(tensor.size for tensor in call.tensors.values()) for call in calls]
+    if executor is None:
+        return run_in_turn(partial(replay_call, device=device, reference=reference), calls, sizes, progress)
+    function = partial(_replay_at, device=device, reference=reference)
+    return run_tasks(function, [_place(call) for call in calls], sizes, executor, progress)
+
+
+_Place = tuple[str, str, int, int]
+
+
+def _place(call: Call) -> _Place:
+    """Where a call is; unlike the call itself, this is small."""
+    return call.graph.rank.folder.url, call.graph.name, call.step.number, call.order
+
+
+def _replay_at(place: _Place, device: str, reference: Reference) -> Replay:
+    url, graph, step, order = place
+    return replay_call(_calls_of(url)[graph, step, order], device, reference)
+
+
+@cache
+def _calls_of(url: str) -> dict[tuple[str, int, int], Call]:
+    return {(call.graph.name, call.step.number, call.order): call for call in load(url).calls()}
 
 
 def _find(call: Call, device: Device, reference: torch.dtype) -> _Finding:
