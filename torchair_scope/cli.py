@@ -21,8 +21,8 @@ from rich.progress import (
 )
 
 from torchair_scope.analysis import as_json, tables
+from torchair_scope.analysis.compare import bytes_to_compare
 from torchair_scope.analysis.compare import compare as compare_dumps
-from torchair_scope.analysis.compare import tensors_to_compare
 from torchair_scope.analysis.dump import Call, Dump
 from torchair_scope.analysis.export_files import FORMATS
 from torchair_scope.analysis.export_files import export as export_dump
@@ -134,7 +134,7 @@ def stats(
     from torchair_scope.analysis.statistics import statistics_of
 
     calls = _some_calls(load(dump), scope, op, step)
-    columns = "tensor dtype shape min max mean norm zeros NaN Inf".split()
+    columns = ["tensor", "dtype", "shape", "min", "max", "mean", "norm", "zeros", "NaN", "Inf"]
     table = tables.new_table("Statistics of finite values", *columns)
     rows: list[dict[str, Any]] = []
     for call in calls:
@@ -176,7 +176,7 @@ def compare(
             step=step,
             tolerance=_tolerance(rtol, atol),
             confirm=confirm,
-            progress=begin(tensors_to_compare(*dumps)),
+            progress=begin(bytes_to_compare(*dumps)),
         )
     if output is not None:
         from torchair_scope.analysis.report import write_report
@@ -277,9 +277,7 @@ def report(
     raise typer.Exit(_STATUS[comparison.verdict.kind])
 
 
-def _some_calls(
-    dump: Dump, scope: str | None, node: str | None, step: int | None
-) -> list[Call]:
+def _some_calls(dump: Dump, scope: str | None, node: str | None, step: int | None) -> list[Call]:
     calls = dump.calls(scope=scope, node=node, step=step)
     if not calls:
         raise LookupError(
@@ -309,7 +307,9 @@ def _progress(title: str) -> Iterator[Callable[[int], Callable[[int], None]]]:
     """A bar with bytes and the time left, on a terminal only; yields what begins it."""
     console = rich.console.Console(stderr=True)
     columns = TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
 
         def begin(total: int) -> Callable[[int], None]:
             task = bar.add_task(title, total=total)

@@ -88,7 +88,9 @@ def test_ulp_distance_of_narrow_dtypes_counts_their_values(dtype):
     assert measure(codes[:-3], codes[3:], dtype, dtype).mean_ulp == 3
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"]
+)
 def test_rounding_is_that_of_torch(dtype):
     generator = torch.Generator().manual_seed(SEED)
     values = torch.randn(5000, generator=generator) * torch.logspace(-6, 2, 5000)

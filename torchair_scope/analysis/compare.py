@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 
-from torchair_scope.analysis.dump import Call, Dump
+from torchair_scope.analysis.dump import Call, Dump, Rank
 from torchair_scope.analysis.executors import Progress, run_tasks
 from torchair_scope.analysis.judgement import TensorPair, TensorResult, compare_tensors
 from torchair_scope.analysis.load import load
@@ -64,7 +64,8 @@ def compare(
         'agrees'
 
     Args:
-        golden, target: dumps, by path, URL, or as `torchair_scope.load` gives them.
+        golden: the dump that is right: by path, URL, or as `torchair_scope.load` gives it.
+        target: the dump to judge, likewise.
         scope: compare the calls of this scope only.
         step: compare this step of each graph only.
         tolerance: for every element of every tensor; those of `torch.testing` by dtype, and a few
@@ -78,8 +79,7 @@ def compare(
     Raises:
         FileNotFoundError: there is no dump.
     """
-    sides = [each if isinstance(each, Dump) else load(each) for each in (golden, target)]
-    pairing, notes = _pair(*sides, scope, step)
+    pairing, notes = _pair(_loaded(golden), _loaded(target), scope, step)
     tasks = [_tensor_pairs(pair) for pair in pairing.pairs]
     measured = _measure(tasks, tolerance, executor, progress)
     results = [
@@ -89,35 +89,40 @@ def compare(
     return Comparison(verdict, results, pairing.only_golden, pairing.only_target, notes)
 
 
-def tensors_to_compare(golden: Dump, target: Dump) -> int:
+def _loaded(dump: Source) -> Dump:
+    return dump if isinstance(dump, Dump) else load(dump)
+
+
+def bytes_to_compare(golden: Dump, target: Dump) -> int:
     """The bytes that a comparison reads, for those who show its progress."""
     pairing, _ = _pair(golden, target, None, None)
-    return sum(_size(task) for pair in pairing.pairs for task in [_tensor_pairs(pair)])
+    return sum(_size(_tensor_pairs(pair)) for pair in pairing.pairs)
 
 
 def _pair(
     golden: Dump, target: Dump, scope: str | None, step: int | None
 ) -> tuple[Pairing, list[str]]:
     whole = Pairing()
-    notes = [f"golden: {text}" for text in golden.problems]
-    notes += [f"target: {text}" for text in target.problems]
     ranks = list(pair_ranks(golden.ranks, target.ranks))
     for golden_rank, target_rank in ranks:
-        sides = [
-            [call for call in dump.calls(scope=scope, step=step) if call.graph.rank is rank]
-            for dump, rank in ((golden, golden_rank), (target, target_rank))
-        ]
-        pairing = pair_calls(*sides)
+        pairing = pair_calls(
+            golden.calls(scope=scope, step=step, rank=golden_rank.number),
+            target.calls(scope=scope, step=step, rank=target_rank.number),
+        )
         whole.pairs.extend(pairing.pairs)
         whole.only_golden.extend(pairing.only_golden)
         whole.only_target.extend(pairing.only_target)
-    for name, dump, paired in zip(
-        ("golden", "target"), (golden, target), zip(*ranks, strict=True) if ranks else ((), ()), strict=True
-    ):
-        for rank in dump.ranks:
-            if rank not in paired:
-                notes.append(f"{name}: rank {rank.number} is not on the other side")
+    golden_ranks, target_ranks = ([pair[side] for pair in ranks] for side in (0, 1))
+    notes = [*_notes("golden", golden, golden_ranks), *_notes("target", target, target_ranks)]
     return whole, notes
+
+
+def _notes(side: str, dump: Dump, paired: Sequence[Rank]) -> Iterator[str]:
+    for text in dump.problems:
+        yield f"{side}: {text}"
+    for rank in dump.ranks:
+        if not any(rank is each for each in paired):
+            yield f"{side}: rank {rank.number} is not on the other side"
 
 
 def _tensor_pairs(pair: CallPair) -> list[TensorPair]:
@@ -125,9 +130,7 @@ def _tensor_pairs(pair: CallPair) -> list[TensorPair]:
     if pair.rule == "shape":  # other operators: only what comes out in the end is the same
         golden = {slot: tensor for slot, tensor in golden.items() if slot == "OUTPUT.0"}
     return [
-        TensorPair(slot, tensor, target[slot])
-        for slot, tensor in golden.items()
-        if slot in target
+        TensorPair(slot, tensor, target[slot]) for slot, tensor in golden.items() if slot in target
     ]
 
 

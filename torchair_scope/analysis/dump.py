@@ -72,12 +72,14 @@ class Call:
     @property
     def module(self) -> str | None:
         """The path of the module that it was born in, if it is known."""
-        return self._fact("module")
+        module = self._fact("module")
+        return None if module is None else str(module)
 
     @property
     def source(self) -> Record | None:
         """The line of user code that it comes from: `file`, `line` and `code`."""
-        return self._fact("source")
+        source = self._fact("source")
+        return source if isinstance(source, dict) else None
 
     @property
     def is_random(self) -> bool:

@@ -87,9 +87,7 @@ class ErrorSums:
         self.products += float(golden @ target)
         self.scale = max(self.scale, float(golden.max()), -float(golden.min()))
 
-    def _count_beyond(
-        self, error: Array, golden: Array, target: Array, mismatch: Array
-    ) -> None:
+    def _count_beyond(self, error: Array, golden: Array, target: Array, mismatch: Array) -> None:
         self.beyond += self._beyond(error, golden, mismatch)
         if not self.rounds:
             self.beyond_rounded = self.beyond

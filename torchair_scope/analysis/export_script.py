@@ -63,9 +63,9 @@ exact = outputs(operator(*map(wide, args), **{name: wide(value) for name, value 
 again = outputs(operator(*args, **kwargs))
 for slot in again:
     if slot in tensors and slot in exact:
-        print(f"{slot} {tensors[slot].dtype}")
-        print(f"  error of the dumped result against float64: {error(tensors[slot], exact[slot]):.3e}")
-        print(f"  error of a run here against float64:        {error(again[slot], exact[slot]):.3e}")
+        print(f"{slot} {tensors[slot].dtype}, against float64")
+        print(f"  error of the dumped result: {error(tensors[slot], exact[slot]):.3e}")
+        print(f"  error of a run here:        {error(again[slot], exact[slot]):.3e}")
 ''')
 
 
@@ -109,9 +109,7 @@ def export_script(call: Call, folder: Path, imports: Sequence[str] = ()) -> Path
 
 def _tensors(call: Call) -> dict[str, torch.Tensor]:
     try:
-        return {
-            slot: tensor.torch() for slot, tensor in call.tensors.items() if tensor.description
-        }
+        return {slot: tensor.torch() for slot, tensor in call.tensors.items() if tensor.description}
     except MissingTensorError as error:
         raise NotReplayableError(f"{call}: {error}") from error
 
@@ -153,9 +151,9 @@ _EXPRESSIONS: dict[str, Callable[[Any], str]] = {
     "size": _tuple,
     "namedtuple": lambda content: _tuple(content[2]),
     "slice": lambda content: f"slice({_joined(content)})",
-    "dict": lambda content: "{"
-    + ", ".join(f"{python_of(key)}: {python_of(value)}" for key, value in content)
-    + "}",
+    "dict": lambda content: (
+        "{" + ", ".join(f"{python_of(key)}: {python_of(value)}" for key, value in content) + "}"
+    ),
     "float": lambda content: f"float({content!r})",
     "complex": lambda content: f"complex({_joined(content)})",
     "device": lambda content: f"torch.device({content!r})",

@@ -96,7 +96,7 @@ def agreement_of(metrics: Metrics, exact_scale: bool = False) -> Agreement:
 
 
 def _dtype(tensor: Tensor, array: Array) -> str:
-    """The true dtype; where no manifest tells it, float32 that has bfloat16's bits is taken for it."""
+    """The true dtype; without a manifest, float32 with bfloat16's bits is taken for bfloat16."""
     if tensor.description or array.dtype != np.float32 or array.size < _FEWEST:
         return tensor.dtype
     first = array.reshape(-1)[:4096]

@@ -109,9 +109,11 @@ def measure(
         Worst(index=(1,), golden=2.0, target=2.5)
 
     Args:
-        golden, target: arrays of one shape, memory-mapped ones for instance; a block of them is in
-            memory at a time.
-        golden_dtype, target_dtype: the true dtypes, as `bfloat16`; those of the arrays if None.
+        golden: the right values, in a memory-mapped array for instance; a block of it is in memory
+            at a time.
+        target: those to judge, likewise.
+        golden_dtype: the true dtype, as `bfloat16`; that of the array if None.
+        target_dtype: likewise.
         tolerance: that of `torch.testing` for the coarser dtype if None.
 
     Raises:

@@ -31,9 +31,9 @@ class GraphName(NamedTuple):
 def parse_file_name(name: str) -> FileName | None:
     """Read `{node}-{target}.{slot}.{time}.npy`; None for other names.
 
-        >>> from torchair_scope.analysis.names import parse_file_name
-        >>> parse_file_name("add_1-aten.add.Tensor.INPUT.1.20261201061131151679.npy")[:3]
-        ('add_1', 'aten.add.Tensor', 'INPUT.1')
+    >>> from torchair_scope.analysis.names import parse_file_name
+    >>> parse_file_name("add_1-aten.add.Tensor.INPUT.1.20261201061131151679.npy")[:3]
+    ('add_1', 'aten.add.Tensor', 'INPUT.1')
     """
     match = _FILE.fullmatch(name)
     stem = _STEM.fullmatch(match["stem"]) if match else None
@@ -51,9 +51,9 @@ def parse_graph_name(name: str) -> GraphName | None:
 def natural(text: str) -> list[tuple[int, str]]:
     """A key that sorts numbers in a text as numbers.
 
-        >>> from torchair_scope.analysis.names import natural
-        >>> sorted(["INPUT.10", "INPUT.2"], key=natural)
-        ['INPUT.2', 'INPUT.10']
+    >>> from torchair_scope.analysis.names import natural
+    >>> sorted(["INPUT.10", "INPUT.2"], key=natural)
+    ['INPUT.2', 'INPUT.10']
     """
     parts = re.split(r"(\d+)", text)
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

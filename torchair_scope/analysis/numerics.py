@@ -63,14 +63,12 @@ def is_float(dtype: str) -> bool:
 def tolerance_of(*dtypes: str) -> Tolerance:
     """The tolerance for values of these dtypes: that of the coarsest, and none for integers.
 
-        >>> from torchair_scope.analysis.numerics import tolerance_of
-        >>> tolerance_of("float32", "bfloat16")
-        Tolerance(relative=0.016, absolute=1e-05)
+    >>> from torchair_scope.analysis.numerics import tolerance_of
+    >>> tolerance_of("float32", "bfloat16")
+    Tolerance(relative=0.016, absolute=1e-05)
     """
     found = [_tolerance(dtype) for dtype in dtypes]
-    return Tolerance(
-        max(each.relative for each in found), max(each.absolute for each in found)
-    )
+    return Tolerance(max(each.relative for each in found), max(each.absolute for each in found))
 
 
 def _tolerance(dtype: str) -> Tolerance:
@@ -95,7 +93,7 @@ def rounded(values: Array, dtype: str) -> Array:
     if dtype == "bfloat16":
         return _bfloat16_bits(single).view(np.float32).astype(np.float64)
     table = _narrow_values(dtype)
-    return table[_nearest(table, single)]
+    return np.asarray(table[_nearest(table, single)])
 
 
 def _bfloat16_bits(single: Array) -> Array:
@@ -139,11 +137,11 @@ _STORED: dict[str, tuple[Any, Any, int]] = {
 def _position(values: Array, dtype: str) -> Array:
     """The place of each value in the row of all values of a dtype; 0 is at 0."""
     if dtype not in _STORED:
-        return _nearest(_narrow_values(dtype), values.astype(np.float32))
+        return np.asarray(_nearest(_narrow_values(dtype), values.astype(np.float32)))
     stored, integer, dropped = _STORED[dtype]
     bits = np.ascontiguousarray(values.astype(stored)).view(integer)
     magnitude = (bits & np.iinfo(integer).max) >> dropped
-    return np.where(bits < 0, -magnitude, magnitude)
+    return np.asarray(np.where(bits < 0, -magnitude, magnitude))
 
 
 @functools.cache

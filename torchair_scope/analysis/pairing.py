@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +96,9 @@ def _pair_line(golden: list[Call], target: list[Call], pairing: Pairing) -> None
     found = align(*signatures)
     matched = dict(found)
     left = _left(len(golden), matched), _left(len(target), matched.values())
-    for i, j in by_ordinal(*([row[k] for k in rest] for row, rest in zip(signatures, left, strict=True))):
+    for i, j in by_ordinal(
+        *([row[k] for k in rest] for row, rest in zip(signatures, left, strict=True))
+    ):
         matched[left[0][i]] = left[1][j]
     rules: dict[int, Rule] = {
         i: _rule(signatures[0][i], signatures[1][j]) for i, j in matched.items()
@@ -128,8 +131,11 @@ def _by_shape(
     """In each gap between two pairs, one operator of a side is all those of the other."""
     taken = set(matched.values())
     ends = [(-1, -1), *found, (len(golden), len(target))]
-    for (i, j), (next_i, next_j) in zip(ends, ends[1:], strict=False):
+    for (i, j), (next_i, next_j) in itertools.pairwise(ends):
         ours = [k for k in range(i + 1, next_i) if k not in matched]
         theirs = [k for k in range(j + 1, next_j) if k not in taken]
-        if min(len(ours), len(theirs)) == 1 and golden[ours[-1]].shapes == target[theirs[-1]].shapes:
+        if (
+            min(len(ours), len(theirs)) == 1
+            and golden[ours[-1]].shapes == target[theirs[-1]].shapes
+        ):
             yield ours[-1], theirs[-1]

@@ -131,7 +131,9 @@ def replay(
 
     Args:
         dump: by path, URL, or as `torchair_scope.load` gives it.
-        scope, node, step: which calls, as for `Dump.calls`; all if None.
+        scope: only the calls of this scope, as for `Dump.calls`.
+        node: only the calls of this node.
+        step: only the calls of this step of each graph.
         device: where to run them.
         reference: the dtype of the exact run; integers and bools stay what they are.
         executor: where they run: any `concurrent.futures.Executor`; here if None.
@@ -144,7 +146,9 @@ def replay(
     calls = dump.calls(scope=scope, node=node, step=step)
     sizes = [sum(tensor.size for tensor in call.tensors.values()) for call in calls]
     if executor is None:
-        return run_in_turn(partial(replay_call, device=device, reference=reference), calls, sizes, progress)
+        return run_in_turn(
+            partial(replay_call, device=device, reference=reference), calls, sizes, progress
+        )
     function = partial(_replay_at, device=device, reference=reference)
     return run_tasks(function, [_place(call) for call in calls], sizes, executor, progress)
 
@@ -211,9 +215,7 @@ def _worst(findings: Sequence[_Finding]) -> _Finding:
 class _Runner:
     """Runs one operator on its dumped arguments, or on ones near them."""
 
-    def __init__(
-        self, operator: Callable[..., Any], arguments: Arguments, target: str
-    ) -> None:
+    def __init__(self, operator: Callable[..., Any], arguments: Arguments, target: str) -> None:
         self._operator = operator
         self._arguments = arguments
         self._target = target
@@ -237,7 +239,9 @@ class _Runner:
         if self._target in BIT_CASTS:
             return {}
         try:
-            return self._run(_without_half_to_float(self._target, in_precision(self._arguments, dtype)))
+            return self._run(
+                _without_half_to_float(self._target, in_precision(self._arguments, dtype))
+            )
         except Exception:  # any operator may refuse a dtype, each in its own way
             return {}
 

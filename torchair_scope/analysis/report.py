@@ -20,7 +20,8 @@ from torchair_scope.analysis.verdict import ROLES, CallResult
 
 # Calls that are shown with histograms and heat maps; of the others there are the numbers.
 DETAILED = 60
-_SMALLEST = 1e-12  # where an error of 0 is drawn on the log scale
+# Where an error of 0, and one of NaN or Inf, are drawn on the log scale.
+_SMALLEST, _MISMATCH = 1e-9, 10.0
 
 
 def write_report(
@@ -129,12 +130,15 @@ def _facts(position: int, call: Call) -> dict[str, Any]:
         "module": call.module or "",
         "source": place,
         "code": str(source["code"]) if source else "",
-        "shape": ", ".join("x".join(map(str, shape)) or "scalar" for shape in shapes if shape is not None),
+        "shape": ", ".join(
+            "x".join(map(str, shape)) or "scalar" for shape in shapes if shape is not None
+        ),
     }
 
 
 def _row(position: int, result: CallResult) -> dict[str, Any]:
     golden = result.pair.golden
+    bad = sum(each.metrics.mismatches for each in result.outputs if each.metrics)
     return {
         **_facts(position, result.pair.target),
         "golden": f"{golden.step} {golden.node}",
@@ -143,8 +147,8 @@ def _row(position: int, result: CallResult) -> dict[str, Any]:
         "reason": result.reason or "",
         "input": _error(result, True),
         "output": _error(result, False),
-        "bad": sum(each.metrics.mismatches for each in result.outputs if each.metrics),
-        "drawn": max(_error(result, False), _SMALLEST),
+        "bad": bad,
+        "drawn": _MISMATCH if bad else max(_error(result, False), _SMALLEST),
         "tensors": [_numbers(each) for each in result.tensors],
     }
 
@@ -180,7 +184,12 @@ def _dump_row(position: int, call: Call) -> dict[str, Any]:
             tensors.append({"slot": slot, "agreement": "", "dtypes": [], "reason": str(error)})
             continue
         found[slot] = statistics_of(array)
-        shown = {"slot": slot, "agreement": "", "dtypes": [tensor.dtype], "reason": None}
+        shown: dict[str, Any] = {
+            "slot": slot,
+            "agreement": "",
+            "dtypes": [tensor.dtype],
+            "reason": None,
+        }
         if position < DETAILED or found[slot].nans or found[slot].infinities:
             shown["histogram"] = histograms(array)
         tensors.append({**shown, "target": numbers_of(array)})

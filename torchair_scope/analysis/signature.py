@@ -59,9 +59,9 @@ def direction_of(call: Call) -> str | None:
 def functional_name(operator: str) -> str:
     """The operator that computes the same and changes nothing in place.
 
-        >>> from torchair_scope.analysis.signature import functional_name
-        >>> functional_name("aten.add_.Tensor"), functional_name("aten._softmax.default")
-        ('aten.add.Tensor', 'aten._softmax.default')
+    >>> from torchair_scope.analysis.signature import functional_name
+    >>> functional_name("aten.add_.Tensor"), functional_name("aten._softmax.default")
+    ('aten.add.Tensor', 'aten._softmax.default')
     """
     return _SAME_OPERATOR.get(operator) or _IN_PLACE.sub("", operator)
 

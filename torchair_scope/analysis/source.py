@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +40,12 @@ class File:
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
         """Open the file for reading."""
-        opener = need("fsspec").open(self.url, "rb") if is_remote(self.url) else open(self.url, "rb")
-        with opener as stream:
-            yield stream
+        if is_remote(self.url):
+            with need("fsspec").open(self.url, "rb") as stream:
+                yield stream
+        else:
+            with open(self.url, "rb") as stream:
+                yield stream
 
     def read(self) -> bytes:
         """The whole file."""
@@ -126,4 +129,4 @@ def _mapped(path: str) -> Array:
         return np.zeros(shape, dtype)
     order = "F" if fortran else "C"
     mapped = np.memmap(path, dtype, "r", offset, (count,))
-    return np.asarray(mapped).reshape(shape, order=order)  # type: ignore[call-overload]
+    return cast(Array, np.asarray(mapped).reshape(shape, order=order))  # type: ignore[call-overload]

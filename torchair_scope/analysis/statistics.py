@@ -33,10 +33,11 @@ class Statistics:
 def statistics_of(array: Array) -> Statistics:
     """Statistics of an array of numbers.
 
-        >>> import numpy as np
-        >>> from torchair_scope.analysis.statistics import statistics_of
-        >>> statistics_of(np.array([3.0, -4.0, np.nan]))
-        Statistics(count=3, minimum=-4.0, maximum=3.0, mean=-0.5, norm=5.0, zeros=0, nans=1, infinities=0)
+    >>> import numpy as np
+    >>> from torchair_scope.analysis.statistics import statistics_of
+    >>> found = statistics_of(np.array([3.0, -4.0, np.nan]))
+    >>> found.minimum, found.maximum, found.mean, found.norm, found.nans
+    (-4.0, 3.0, -0.5, 5.0, 1)
     """
     count = nans = infinities = zeros = 0
     minimum, maximum, total, squares = math.inf, -math.inf, 0.0, 0.0

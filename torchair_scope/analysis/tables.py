@@ -14,7 +14,7 @@ from rich.table import Table
 from torchair_scope.analysis.as_json import bytes_of
 from torchair_scope.analysis.compare import Comparison
 from torchair_scope.analysis.dump import Call, Dump
-from torchair_scope.analysis.replay import Replay
+from torchair_scope.analysis.replay import Replay, Verdict
 from torchair_scope.analysis.statistics import Statistics
 from torchair_scope.analysis.tensors import MissingTensorError, Tensor
 from torchair_scope.analysis.verdict import CallResult
@@ -51,13 +51,20 @@ def print_dump(console: Console, dump: Dump) -> None:
     for rank in dump.ranks:
         versions = rank.run.get("versions", {})
         told = ", ".join(f"{name} {version}" for name, version in versions.items())
-        console.print(f"rank {rank.number} of {rank.world_size}: {rank.folder.url}", highlight=False)
+        console.print(
+            f"rank {rank.number} of {rank.world_size}: {rank.folder.url}", highlight=False
+        )
         if told:
             console.print(f"  {told}", highlight=False)
     graphs = new_table("Graphs", "rank", "graph", "direction", "compiler", "steps", "calls", "size")
     for graph in dump.graphs:
         calls = [call for step in graph.steps for call in step.calls]
-        cells = (graph.rank.number, graph.name, graph.direction or "?", graph.record.get("inner", "?"))
+        cells = (
+            graph.rank.number,
+            graph.name,
+            graph.direction or "?",
+            graph.record.get("inner", "?"),
+        )
         counts = (len(graph.steps), len(calls), size_text(bytes_of(calls)))
         graphs.add_row(*map(str, (*cells, *counts)))
     console.print(graphs)
@@ -111,13 +118,16 @@ def add_statistics(table: Table, name: str, tensor: Tensor, statistics: Statisti
     """A row of the table that `stats` prints."""
     numbers = (statistics.minimum, statistics.maximum, statistics.mean, statistics.norm)
     counts = (statistics.zeros, statistics.nans, statistics.infinities)
-    table.add_row(name, *kind_of(tensor), *(f"{number:.4g}" for number in numbers), *map(str, counts))
+    table.add_row(
+        name, *kind_of(tensor), *(f"{number:.4g}" for number in numbers), *map(str, counts)
+    )
 
 
 def print_comparison(console: Console, comparison: Comparison, most: int) -> None:
     """The verdict, then the calls in execution order, the first made error on top."""
     verdict = comparison.verdict
-    console.print(f"{coloured(verdict.kind)}: {escape(verdict.text)}", highlight=False)
+    told = f"{coloured(verdict.kind)}: {escape(verdict.text)}"
+    console.print(told, highlight=False, soft_wrap=True)
     differing = [result for result in comparison.results if result.role != "agrees"]
     shown = [] if verdict.call is None else [verdict.call]
     shown += [result for result in differing if result is not verdict.call]
@@ -175,7 +185,7 @@ def error_text(result: CallResult, inputs: bool) -> str:
     """The largest error among a call's inputs, or its outputs."""
     worst = result.worst_input if inputs else result.worst_output
     if worst is None:
-        return "–"
+        return "-"
     if worst.metrics is None:
         return worst.agreement
     if worst.metrics.nan_mismatches:
@@ -187,14 +197,14 @@ def error_text(result: CallResult, inputs: bool) -> str:
 
 def print_replays(console: Console, replays: Sequence[Replay], most: int) -> None:
     """Bugs first, then what cannot be told; the rest as a number."""
-    order = ("bug", "cannot", "rounding")
+    order: tuple[Verdict, ...] = ("bug", "cannot", "rounding")
     counts = Counter(replayed.verdict for replayed in replays)
     shown = [each for verdict in order for each in replays if each.verdict == verdict]
     shown = shown[:most]
     table = new_table("", "", "call", "operator", "dumped error", "error here", "why")
     for each in shown:
-        dumped = f"{each.dumped.max_relative:.1e}" if each.dumped else "–"
-        rerun = f"{each.rerun.max_relative:.1e}" if each.rerun else "–"
+        dumped = f"{each.dumped.max_relative:.1e}" if each.dumped else "-"
+        rerun = f"{each.rerun.max_relative:.1e}" if each.rerun else "-"
         place = f"{each.graph}/{each.step} {each.node}"
         table.add_row(
             coloured(each.verdict), escape(place), each.target, dumped, rerun, escape(each.reason)

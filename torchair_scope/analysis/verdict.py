@@ -80,9 +80,7 @@ class Verdict:
     slot: str | None = None
 
 
-def judge(
-    results: Sequence[CallResult], confirm: bool = True
-) -> tuple[Verdict, list[CallResult]]:
+def judge(results: Sequence[CallResult], confirm: bool = True) -> tuple[Verdict, list[CallResult]]:
     """Give each call its role, and the verdict on all of them."""
     judged = [_with_role(result) for result in results]
     if confirm:
