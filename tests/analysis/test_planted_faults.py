@@ -12,6 +12,8 @@ from tests.analysis import faults
 from torchair_scope.analysis.compare import compare
 from torchair_scope.analysis.load import load
 
+pytestmark = pytest.mark.slow
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 KINDS = {
     "perturbed": lambda: faults.changing_one_output(faults.perturbed),

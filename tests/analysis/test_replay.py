@@ -77,7 +77,7 @@ def test_bits_that_are_cast_are_compared_in_their_dtype(tmp_path):
         ("_c10d_functional.all_reduce.default", {}, "collective"),
         ("aten.empty_like.default", {}, "not defined"),
         ("nowhere.nothing.default", {}, "import what defines it"),
-        ("aten.mm.default", {}, "it fails here: TypeError"),
+        ("aten.mm.default", {}, "it fails here: RuntimeError: aten::mm() is missing"),
     ],
 )
 def test_what_cannot_be_replayed_has_a_reason(tmp_path, target, facts, reason):

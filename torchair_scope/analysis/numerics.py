@@ -159,5 +159,6 @@ def _narrow_values(dtype: str) -> Array:
 def _nearest(table: Array, values: Array) -> Array:
     after = np.searchsorted(table, values).clip(1, len(table) - 1)
     before = after - 1
-    nearer = np.abs(values - table[before]) <= np.abs(table[after] - values)
+    with np.errstate(invalid="ignore"):  # infinities are in the table themselves
+        nearer = np.abs(values - table[before]) <= np.abs(table[after] - values)
     return np.where(nearer, before, after)
