@@ -52,6 +52,12 @@ def test_cancellation_is_rounding(tmp_path):
     assert verdict_of(tmp_path / "dump", "aten.sum.default", (x,), result)[0] == "rounding"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e5m2])
+def test_scalars_of_every_dtype_are_judged(tmp_path, dtype):
+    x = torch.tensor(1.5, dtype=dtype)
+    assert verdict_of(tmp_path / "dump", "aten.clone.default", (x,), x)[0] == "rounding"
+
+
 def test_integers_have_to_be_equal(tmp_path):
     x = torch.arange(5)
     assert verdict_of(tmp_path / "a", "aten.neg.default", (x,), -x)[0] == "rounding"

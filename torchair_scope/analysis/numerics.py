@@ -98,7 +98,7 @@ def rounded(values: Array, dtype: str) -> Array:
 
 def _bfloat16_bits(single: Array) -> Array:
     """Float32 bits, rounded to the nearest bfloat16, ties to even."""
-    bits = np.ascontiguousarray(single).view(np.uint32)
+    bits = np.asarray(single, order="C").view(np.uint32)
     carry = ((bits >> 16) & 1) + np.uint32(0x7FFF)
     rounded_bits = (bits + carry) & np.uint32(0xFFFF0000)
     return np.asarray(np.where(np.isnan(single), np.uint32(0x7FC00000), rounded_bits))
@@ -139,7 +139,7 @@ def _position(values: Array, dtype: str) -> Array:
     if dtype not in _STORED:
         return np.asarray(_nearest(_narrow_values(dtype), values.astype(np.float32)))
     stored, integer, dropped = _STORED[dtype]
-    bits = np.ascontiguousarray(values.astype(stored)).view(integer)
+    bits = np.asarray(values.astype(stored), order="C").view(integer)
     magnitude = (bits & np.iinfo(integer).max) >> dropped
     return np.asarray(np.where(bits < 0, -magnitude, magnitude))
 
