@@ -191,14 +191,17 @@ def is_tracing() -> bool:
     keys = private("torch._C", "_TorchDispatchModeKey")
     active = private("torch._C", "_get_dispatch_mode")
     modes = (active(keys.FAKE), active(keys.PROXY), active(keys.FUNCTIONAL))
-    if any(mode is not None for mode in modes) or torch.compiler.is_compiling():
+    if any(mode is not None for mode in modes):
         return True
     return private("torch._guards", "TracingContext").try_get() is not None
 
 
 def is_recorded() -> bool:
     """Whether operators become nodes of a graph, by `make_fx` or `torch.export`."""
-    if torch.compiler.is_compiling():
+    if (
+        torch.compiler.is_compiling()
+        and private("torch._guards", "CompileContext").try_get() is not None
+    ):
         return True
     return private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")() is not None
 

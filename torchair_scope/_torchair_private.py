@@ -29,6 +29,7 @@ _SIGNATURES = {
     "_NpuFxCompiler._get_compiled_gm": ["self", "gm", "example_inputs"],
     "_next_unique_graph_id": [],
 }
+_PARAMETER_MARKS = ("_torchair_is_parameter", "_dynamo_static_input_type")
 _ENTER = "scope_enter(str[] keys, str[] values, bool need_execute=False)"
 
 
@@ -172,6 +173,20 @@ def without_npy_dump(compiler: Any) -> Any:
         config.__dict__["dump_tensor_data"] = option
     quiet.config = config
     return quiet
+
+
+# --- example inputs ----------------------------------------------------------------------------
+
+
+def is_marked_as_parameter(value: Any) -> bool:
+    """Whether TorchAir takes an example input for one whose memory is the same at each run."""
+    return any(hasattr(value, mark) for mark in _PARAMETER_MARKS)
+
+
+def mark_as_parameter(value: Any) -> None:
+    """Have TorchAir take an example input for one whose memory is the same at each run."""
+    if isinstance(value, torch.Tensor):
+        setattr(value, _PARAMETER_MARKS[0], True)
 
 
 # --- the installed TorchAir --------------------------------------------------------------------

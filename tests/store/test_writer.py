@@ -449,3 +449,18 @@ def test_a_write_warns_of_nothing_for_rare_dtypes(dump_path: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dump_call(dump_path, (halves, halves.conj()), {}, None).load_args()
+
+
+def test_arguments_that_the_operator_changed_have_files_with_their_values_after_it(
+    dump_path: Path,
+):
+    total = torch.zeros(2)
+    step = open_run(dump_path).graph(1, {}).begin_step()
+    call = step.begin_call("node", "aten.op.default", (total,), {}, {})
+    total.add_(1)
+    call.finish(None, {"total": total})
+    step.finish()
+    (read_back,) = rank_of(dump_path).calls
+    assert slots(read_back) == {"INPUT.0": [0, 0], "MUTATED.total": [1, 1]}
+    assert difference(read_back.load_mutated(), {"total": total}) is None
+    assert rank_of(dump_path).problems == []

@@ -16,8 +16,14 @@ from typing import Any
 import torch
 from torch.utils._mode_utils import no_dispatch
 
-from torchair_scope._torchair_private import Package, is_on, without_npy_dump
-from torchair_scope.backends.views import split_off_views
+from torchair_scope._torchair_private import (
+    Package,
+    is_marked_as_parameter,
+    is_on,
+    mark_as_parameter,
+    without_npy_dump,
+)
+from torchair_scope.backends.views import is_view, split_off_views
 from torchair_scope.capture.compiler import Scoper, direction_of
 from torchair_scope.capture.cut import Boxed, CutGraph
 from torchair_scope.capture.layouts import layout_restorer
@@ -120,6 +126,24 @@ def _refuse_bodies(graph: torch.fx.Graph) -> None:
             raise NotImplementedError(f"{name_of(node)} runs a graph of its own")
 
 
+def _mark_views_of_parameters(graph: torch.fx.Graph, example_inputs: Sequence[Any]) -> None:
+    """A view of a parameter stays where it is, too: a part that takes one need not copy it.
+
+    Such views come to a part as they are, see `split_off_views`. An ACL graph reads what is marked
+    in place, and copies everything else into memory of its own at each replay.
+    """
+    placeholders = (node for node in graph.nodes if node.op == "placeholder")
+    in_place = {
+        node
+        for node, value in zip(placeholders, example_inputs, strict=True)
+        if is_marked_as_parameter(value)
+    }
+    for node in graph.nodes:
+        if is_view(node) and in_place.issuperset(node.all_input_nodes):
+            in_place.add(node)
+            mark_as_parameter(node.meta.get("val"))
+
+
 def compile_with_scopes(
     package: Package,
     compiler: Any,
@@ -153,6 +177,8 @@ def compile_with_scopes(
     scoper = Scoper(settings, package.name, next_number=package.next_graph_number)
     lifted = _copy(gm)
     lift_markers(lifted.graph)
+    if config.mode.value != "max-autotune":
+        _mark_views_of_parameters(lifted.graph, example_inputs)
     direction = direction_of(gm)
     if scoper.dumps_whole(lifted):
         return AscendGraph(scoper.interpret(lifted, direction))

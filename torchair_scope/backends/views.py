@@ -56,11 +56,15 @@ def split_off_views(gm: torch.fx.GraphModule) -> SplitOutputs | None:
     return SplitOutputs(torch.fx.GraphModule(gm, graph), computed, viewed)
 
 
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether the node is a view operator."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
 def _views_of_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     views: set[torch.fx.Node] = set()
     for node in graph.nodes:
-        is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-        if not is_view and node.target is not operator.getitem:
+        if not is_view(node) and node.target is not operator.getitem:
             continue
         if all(source.op == "placeholder" or source in views for source in operands(node)):
             views.add(node)
@@ -69,5 +73,4 @@ def _views_of_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 def _must_stay(node: torch.fx.Node) -> bool:
     """Dead views go; everything else is left to the compiler's own judgement."""
-    is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-    return not (is_view or node.target is operator.getitem)
+    return not (is_view(node) or node.target is operator.getitem)
