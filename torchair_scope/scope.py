@@ -156,7 +156,7 @@ def configure(**options: Unpack[GivenOptions]) -> Configured:
         >>> import torchair_scope as torchair
         >>> with torchair.scope.configure(steps="0-2", mode="output"):
         ...     pass  # the code that runs the model
-        >>> configured = torchair.scope.configure(path="./dump")  # from here on
+        >>> configured = torchair.scope.configure(on_error="warn")  # from here on
 
     They are looked up at each step, but for `ops`, which is looked up when a graph is compiled.
 
