@@ -39,6 +39,13 @@ def _fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _fresh_account() -> Iterator[None]:
+    yield
+    if "torchair_scope.capture.account" in sys.modules:
+        sys.modules["torchair_scope.capture.account"].account.forget()
+
+
+@pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dump without a path goes to the current folder: let that be a temporary one."""
     monkeypatch.chdir(tmp_path)

@@ -18,13 +18,16 @@ from torchair_scope.store import reader, run
 
 PUBLIC: list[Any] = [
     scope.data_dump,
+    scope.configure,
     scope.dump_ops,
     scope.remove_dump_ops,
+    scope.summary,
     backends.get_npu_backend,
     backends.get_compiler,
     backends.torchair_scope_backend,
     config.CompilerConfig,
     config.DataDump,
+    config.DumpConfig,
     config.GraphDump,
     run.open_run,
     run.Run.graph,

@@ -17,22 +17,51 @@ import inspect
 import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 from torch.fx.traceback import annotate
 
 from torchair_scope import _torch_private, switch
+from torchair_scope.capture.account import Row, Summary, account
+from torchair_scope.capture.account_at_exit import summary
 from torchair_scope.capture.eager import EagerScope
 from torchair_scope.capture.frames import opened_at
-from torchair_scope.capture.tags import KEY, tag_in
+from torchair_scope.capture.tags import KEY, Tag, tag_in
+from torchair_scope.options import (
+    NONE,
+    Configured,
+    Options,
+    key_of,
+    options_of,
+    options_with_key,
+    set_defaults,
+)
 
-__all__ = ["data_dump", "disable", "disabled", "dump_ops", "enable", "remove_dump_ops"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from torchair_scope.options import GivenOptions
+
+__all__ = [
+    "Row",
+    "Summary",
+    "configure",
+    "data_dump",
+    "disable",
+    "disabled",
+    "dump_ops",
+    "enable",
+    "remove_dump_ops",
+    "summary",
+]
 
 _Target = TypeVar("_Target")
 
 
-def data_dump(name: str | None = None) -> AbstractContextManager[None]:
+def data_dump(
+    name: str | None = None, **options: Unpack[GivenOptions]
+) -> AbstractContextManager[None]:
     """Dump the operators that are born inside the `with` block of compiled code.
 
         >>> import torch, torchair_scope as torchair
@@ -51,31 +80,97 @@ def data_dump(name: str | None = None) -> AbstractContextManager[None]:
     Args:
         name: how the scope is called in the dump; the file and line of the `with`, as
             `model.py:12`, if it has none.
+        mode: "all", or "input" or "output" to save only what operators are given or return.
+        steps: which steps are dumped, "0|3-5|10" in the syntax of TorchAir's `dump_step`, or a
+            number, a set or a range. A step is one run of one graph, or one entry of an outermost
+            scope in eager code, counted from 0. Others leave no file and no record. The backward
+            of a compiled graph counts its own runs; that of eager code follows the forward.
+        ranks: which ranks of a distributed job dump, written as `steps` are.
+        ops: which operators are dumped: a pattern that targets are compared with, as "aten.mm*",
+            or a predicate that is called with the `torch.fx.Node`. It is asked when a graph is
+            compiled, and what it does not want is compiled; in eager code it is asked each time.
+        path: the dump folder; made absolute here. In code that is traced, a str, or a Path that is
+            made outside of it.
+        on_error: "warn" once if a dump cannot be written, and go on, or "raise".
+
+    An option that is not given here is that of the scope around this one, of the backend, of
+    `configure`, or of the environment variable `TORCHAIR_SCOPE_MODE`, `_STEPS` and so on.
 
     Raises:
-        TypeError: `name` is neither a string nor None.
+        TypeError: `name` is neither a string nor None, there is no such option, or its value is
+            of a wrong type. In code that is traced, Dynamo wraps these errors in its own.
+        ValueError: an option cannot have this value.
     """
     if name is not None and not isinstance(name, str):
         raise TypeError(f"a scope's name is a string or None, got {name!r}")
     if not switch.on:
         return contextlib.nullcontext()
     if torch.compiler.is_dynamo_compiling():
-        return annotate({KEY: _open_scope(name)})
+        return annotate({KEY: _open_scope(name, **options)})
     if _torch_private.is_recorded():
-        return _torch_private.annotating({KEY: _open_scope(name)})
-    return EagerScope(name)
+        return _torch_private.annotating({KEY: _open_scope(name, **options)})
+    return EagerScope(name, options_of(options, "data_dump") if options else NONE)
+
+
+def _scope_with_key(name: str, key: str) -> AbstractContextManager[None]:
+    """The same for options that are known by their key: only constants can be traced."""
+    if not switch.on:
+        return contextlib.nullcontext()
+    if torch.compiler.is_dynamo_compiling():
+        return annotate({KEY: _open_scope_with_key(name, key)})
+    if _torch_private.is_recorded():
+        return _torch_private.annotating({KEY: _open_scope_with_key(name, key)})
+    return EagerScope(name, options_with_key(key))
 
 
 _torch_private.skip_frames(data_dump)
+_torch_private.skip_frames(_scope_with_key)
 
 
 @_torch_private.constant_of_trace
-def _open_scope(name: str | None) -> tuple[str, str]:
+def _open_scope(name: str | None, **options: Any) -> tuple[str, str, str]:
     """The tag for a scope opened here. Dynamo runs this while it traces, and keeps the result."""
+    return _opened(name, options_of(options, "data_dump"))
+
+
+@_torch_private.constant_of_trace
+def _open_scope_with_key(name: str, key: str) -> tuple[str, str, str]:
+    return _opened(name, options_with_key(key))
+
+
+def _opened(name: str | None, options: Options) -> tuple[str, str, str]:
     position = opened_at()
     outer = tag_in(_torch_private.enclosing_annotations())
     inner = name or position
-    return (f"{outer.scope}/{inner}" if outer else inner, position)
+    if outer is not None:
+        inner = f"{outer.scope}/{inner}"
+        options = options.over(options_with_key(outer.options))
+    tag = Tag(inner, position, key_of(options))
+    account.opened_in_trace(tag)
+    return tag.scope, tag.opened_at, tag.options
+
+
+def configure(**options: Unpack[GivenOptions]) -> Configured:
+    """Set the options that scopes of this process have by default; see `data_dump`.
+
+        >>> import torchair_scope as torchair
+        >>> with torchair.scope.configure(steps="0-2", mode="output"):
+        ...     pass  # the code that runs the model
+        >>> configured = torchair.scope.configure(on_error="warn")  # from here on
+
+    They are looked up at each step, but for `ops`, which is looked up when a graph is compiled.
+
+    Args:
+        options: those of `data_dump`; None takes a default away again.
+
+    Returns:
+        What puts the defaults back as they were when a `with` block around it ends.
+
+    Raises:
+        TypeError: there is no such option, or its value is of a wrong type.
+        ValueError: an option cannot have this value.
+    """
+    return set_defaults(options)
 
 
 def disable() -> None:
@@ -112,10 +207,16 @@ def disabled() -> Iterator[None]:
 
 
 @overload
-def dump_ops(target: _Target, *, name: str | None = None) -> _Target: ...
+def dump_ops(
+    target: _Target, *, name: str | None = None, **options: Unpack[GivenOptions]
+) -> _Target: ...
 @overload
-def dump_ops(target: None = None, *, name: str | None = None) -> Callable[[_Target], _Target]: ...
-def dump_ops(target: Any = None, *, name: str | None = None) -> Any:
+def dump_ops(
+    target: None = None, *, name: str | None = None, **options: Unpack[GivenOptions]
+) -> Callable[[_Target], _Target]: ...
+def dump_ops(
+    target: Any = None, *, name: str | None = None, **options: Unpack[GivenOptions]
+) -> Any:
     """Dump the operators of a function, a method, an `nn.Module` class or a live module.
 
         >>> import torch, torchair_scope as torchair
@@ -135,26 +236,30 @@ def dump_ops(target: Any = None, *, name: str | None = None) -> Any:
             it) or an `nn.Module` (only that one module). Without it, a decorator is returned.
         name: how the scope is called in the dump; the qualified name of what is decorated, for a
             module that of its class, if it has none.
+        options: those of `data_dump`: mode, steps, ranks, ops, path, on_error.
 
     Returns:
         What takes the place of `target`: a function of the same kind; a class or module is
         changed where it is, and returned.
 
     Raises:
-        TypeError: `target` is nothing that has operators of its own, or `name` is no string.
+        TypeError: `target` is nothing that has operators of its own, `name` is no string, there
+            is no such option, or its value is of a wrong type.
+        ValueError: an option cannot have this value.
     """
     if name is not None and not isinstance(name, str):
         raise TypeError(f"a scope's name is a string or None, got {name!r}")
+    checked = options_of(options, "dump_ops")
     if target is None:
-        return functools.partial(dump_ops, name=name)
+        return functools.partial(dump_ops, name=name, **options)
     if isinstance(target, torch.nn.Module):
-        return _scope_module(target, name)
+        return _scope_module(target, name, checked)
     if isinstance(target, type):
-        return _scope_module_class(target, name)
+        return _scope_module_class(target, name, checked)
     if isinstance(target, (staticmethod, classmethod, types.MethodType)):
-        return _rebound(target, _scoped(target.__func__, name))
+        return _rebound(target, _scoped(target.__func__, name, checked))
     if callable(target):
-        return _scoped(target, name)
+        return _scoped(target, name, checked)
     raise TypeError(
         "dump_ops takes a function, a method, an nn.Module class or an nn.Module, "
         f"got {target!r} of type {type(target).__name__}"
@@ -206,24 +311,26 @@ def _original(scoped: Any) -> Any:
     return scoped.__wrapped__
 
 
-def _scoped(function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
+def _scoped(function: Callable[..., Any], name: str | None, options: Options) -> Callable[..., Any]:
     """`function` with a scope around its body.
 
     The wrapper is a plain function whose own code opens the scope: Dynamo looks through a wrapt
     FunctionWrapper to what it wraps, and the scope would be lost without a word.
     """
-    scope_name = name or getattr(function, "__qualname__", type(function).__name__)
+    own_name: str = getattr(function, "__qualname__", type(function).__name__)
+    scope_name = name or own_name
+    key = key_of(options)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with data_dump(scope_name):
+        with _scope_with_key(scope_name, key):
             return function(*args, **kwargs)
 
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
-        with data_dump(scope_name):
+        with _scope_with_key(scope_name, key):
             return await function(*args, **kwargs)
 
     def generator(*args: Any, **kwargs: Any) -> Any:
-        with data_dump(scope_name):
+        with _scope_with_key(scope_name, key):
             return (yield from function(*args, **kwargs))
 
     wrapper: Callable[..., Any] = call
@@ -255,13 +362,13 @@ def _is_scoped(function: Any) -> bool:
     return "__torchair_scope__" in getattr(function, "__dict__", {})
 
 
-def _scope_module_class(cls: type, name: str | None) -> type:
+def _scope_module_class(cls: type, name: str | None, options: Options) -> type:
     if not issubclass(cls, torch.nn.Module):
         raise TypeError(
             f"dump_ops takes nn.Module classes, and {cls.__qualname__} is none. "
             "Decorate the methods whose operators are to be dumped."
         )
-    _set_forward(cls, _scoped(cls.forward, name or cls.__qualname__))
+    _set_forward(cls, _scoped(cls.forward, name or cls.__qualname__, options))
     return cls
 
 
@@ -269,10 +376,10 @@ def _set_forward(cls: type, forward: Callable[..., Any]) -> None:
     cls.forward = forward  # type: ignore[attr-defined]
 
 
-def _scope_module(module: torch.nn.Module, name: str | None) -> torch.nn.Module:
+def _scope_module(module: torch.nn.Module, name: str | None, options: Options) -> torch.nn.Module:
     inner = _uncompiled(module)
     scoped = _new_scoped_forward()
-    scoped.__init__(inner, name or type(inner).__qualname__)  # type: ignore[misc]
+    scoped.__init__(inner, name or type(inner).__qualname__, options)  # type: ignore[misc]
     inner.forward = scoped
     return module
 
@@ -296,19 +403,25 @@ class _ScopedForward:
     class of its own, for the sake of `_with_own_code`.
     """
 
-    def __init__(self, module: torch.nn.Module, name: str) -> None:
+    def __init__(self, module: torch.nn.Module, name: str, options: Options) -> None:
         self.module = module
         self.name = name
+        self.options = options
+        self.key = key_of(options)
         self.own_forward = module.__dict__.get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with data_dump(self.name):
+        with _scope_with_key(self.name, self.key):
             if self.own_forward is not None:
                 return self.own_forward(*args, **kwargs)
             return type(self.module).forward(self.module, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _new_scoped_forward, (), self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A key is one of this process.
+        self.__dict__.update(state, key=key_of(state["options"]))
 
     def __getattr__(self, name: str) -> Any:
         # What a bound method has, and torch.export and others ask a `forward` for.

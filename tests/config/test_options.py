@@ -81,7 +81,7 @@ def test_forms_of_the_ge_graph_are_refused_with_what_to_use_instead(value: str) 
 @pytest.mark.parametrize(
     ("group", "class_name", "known"),
     [
-        ("", "CompilerConfig", ["debug"]),
+        ("", "CompilerConfig", ["debug", "dump_config"]),
         ("debug", "DebugConfig", ["data_dump", "graph_dump"]),
         ("debug.data_dump", "DataDump", ["type", "path", "filter"]),
         ("debug.graph_dump", "GraphDump", ["type", "path"]),
@@ -203,5 +203,7 @@ def test_a_configuration_shows_its_options() -> None:
     assert repr(config) == (
         "CompilerConfig(debug=DebugConfig("
         "data_dump=DataDump(type='npy', path=None, filter=None), "
-        "graph_dump=GraphDump(type=None, path=None)))"
+        "graph_dump=GraphDump(type=None, path=None)), "
+        "dump_config=DumpConfig(enable_dump=False, dump_path='./', dump_mode='all', "
+        "dump_step='', dump_layer=''))"
     )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from torchair_scope.backends.aot import AotEager, AtenCompiler, interpret_whole, run_as_it_is
 from torchair_scope.backends.inductor import Inductor
-from torchair_scope.capture.compiler import DumpSettings, Scoper
+from torchair_scope.capture.account import account
+from torchair_scope.capture.compiler import Scoper
+from torchair_scope.capture.settings import DumpSettings
 from torchair_scope.capture.twin import Twin
 from torchair_scope.capture.uncompiled import SETTINGS
 from torchair_scope.config import CompilerConfig
+from torchair_scope.options import ON_ERROR, OnError
 
 __all__ = ["get_compiler", "get_npu_backend", "torchair_scope_backend"]
 
@@ -22,7 +25,6 @@ Backend = Callable[..., Any]
 
 _OPTIONS = ("path", "backend", "type", "filter", "on_error", "graph_dump")
 _INNER = ("inductor", "aot_eager")
-_ON_ERROR = ("warn", "raise")
 
 
 def get_npu_backend(
@@ -30,7 +32,7 @@ def get_npu_backend(
     compiler_config: CompilerConfig | None = None,
     custom_decompositions: Mapping[Any, Callable[..., Any]] = {},
     inner: InnerCompiler = "inductor",
-    on_error: Literal["warn", "raise"] = "warn",
+    on_error: OnError | None = None,
 ) -> Backend:
     """A backend for `torch.compile` that dumps scopes and compiles everything else.
 
@@ -48,7 +50,8 @@ def get_npu_backend(
         inner: what compiles all that is not dumped: "inductor", "aot_eager", or a callable that
             compiles an ATen graph, `(gm, example_inputs) -> callable`.
         on_error: what happens when a dump cannot be written, on a full disk for instance:
-            "warn" once and go on, or "raise".
+            "warn" once and go on, or "raise"; None is what `torchair.scope.configure` says, and
+            else "warn".
 
     Raises:
         TypeError: `compiler_config` is no CompilerConfig.
@@ -62,6 +65,7 @@ def get_npu_backend(
         return twin.beside(compile_graph(gm, example_inputs))
 
     def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        account.arrived()
         if not scoper.wants(gm):
             return compiler.untouched(gm, example_inputs)
         entered = scoper.entered_with(gm)
@@ -132,7 +136,7 @@ def get_compiler(
     """
     from torchair_scope.backends.aten import aten_compiler
 
-    scoper, _ = _assemble(compiler_config, {}, "inductor", "warn")
+    scoper, _ = _assemble(compiler_config, {}, "inductor", None)
     return aten_compiler(scoper)
 
 
@@ -140,13 +144,13 @@ def _assemble(
     config: CompilerConfig | None,
     decompositions: Mapping[Any, Callable[..., Any]],
     inner: InnerCompiler,
-    on_error: Literal["warn", "raise"],
+    on_error: OnError | None,
 ) -> tuple[Scoper, Inductor | AtenCompiler]:
     config = CompilerConfig() if config is None else config
     if not isinstance(config, CompilerConfig):
         raise TypeError(f"compiler_config takes a CompilerConfig, got {config!r}")
-    if on_error not in _ON_ERROR:
-        raise ValueError(f"on_error is {on_error!r}; it can be one of {', '.join(_ON_ERROR)}")
+    if on_error not in (None, *ON_ERROR):
+        raise ValueError(f"on_error is {on_error!r}; it can be one of {', '.join(ON_ERROR)}")
     compiler = _inner_compiler(inner, decompositions)
     return Scoper(DumpSettings.of(config, on_error), compiler.name), compiler
 
@@ -185,7 +189,7 @@ def _backend_of(options: dict[str, Any]) -> Backend:
     return get_npu_backend(
         compiler_config=config,
         inner=options.get("backend", "inductor"),
-        on_error=options.get("on_error", "warn"),
+        on_error=options.get("on_error"),
     )
 
 

@@ -24,7 +24,7 @@ from torchair_scope._torchair_private import (
     without_npy_dump,
 )
 from torchair_scope.backends.views import is_view, split_off_views
-from torchair_scope.capture.compiler import DumpSettings, Scoper, direction_of
+from torchair_scope.capture.compiler import Scoper, direction_of
 from torchair_scope.capture.cut import Boxed, CutGraph
 from torchair_scope.capture.layouts import layout_restorer
 from torchair_scope.capture.markers import (
@@ -34,8 +34,10 @@ from torchair_scope.capture.markers import (
     lower_tags,
 )
 from torchair_scope.capture.partition import Region
+from torchair_scope.capture.settings import DumpSettings
 from torchair_scope.capture.tags import has_tags
 from torchair_scope.capture.targets import bodies, name_of
+from torchair_scope.options import Options
 
 CompileGraph = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 
@@ -186,11 +188,13 @@ def compile_with_scopes(
 
 def _settings(config: Any) -> DumpSettings:
     if hasattr(config, "debug"):
-        settings = DumpSettings.of(config, "warn")
+        settings = DumpSettings.of(config)
         is_python = config.debug.graph_dump.type.value == "py"
         return settings if is_python else replace(settings, graph_file=None)
     whole = is_on(config.dump_tensor_data) and is_on(config.force_eager)
-    return DumpSettings(path=os.path.realpath(config.data_dump_dir.value), whole_graph=whole)
+    return DumpSettings(
+        Options(path=os.path.realpath(config.data_dump_dir.value)), whole_graph=whole
+    )
 
 
 def _dumps_by_itself(config: Any) -> bool:

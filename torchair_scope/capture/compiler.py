@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from torchair_scope.capture.account import Outcome, account, number_of
 from torchair_scope.capture.backward_tags import keep_tags_in_backward
 from torchair_scope.capture.cut import CutGraph, Part
 from torchair_scope.capture.dynamo_graph import facts_of, warn_of_dead_code
@@ -24,12 +24,15 @@ from torchair_scope.capture.graph_dump import write_graph
 from torchair_scope.capture.partition import Region, partition
 from torchair_scope.capture.parts import PieceCompiler, RegionCompiler, dumped
 from torchair_scope.capture.saved import (
+    Saved,
     Selection,
     describe_nodes,
     is_for_the_interpreter,
     warn_of_unknown_bodies,
 )
+from torchair_scope.capture.settings import DumpSettings, Filter
 from torchair_scope.capture.shared_bodies import separate_shared_bodies
+from torchair_scope.capture.steps import DumpedGraph
 from torchair_scope.capture.symbols import bind_symbols
 from torchair_scope.capture.tags import (
     Tag,
@@ -38,52 +41,17 @@ from torchair_scope.capture.tags import (
     has_tags,
     tag_what_stands_between,
 )
-from torchair_scope.store.run import open_run
-from torchair_scope.store.writer import GraphDump, Step
+from torchair_scope.options import Options
 
 Direction = Literal["forward", "backward", "inference"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "inference")
-PATH_VARIABLE = "TORCHAIR_SCOPE_PATH"
-Filter = Callable[[torch.fx.Node], torch.fx.Node | None]
 
 _FALLS_BACK = (
-    "config.debug.data_dump.type is 'npy' and the graph has no scope: it is not compiled, and the "
-    "whole graph will FALLBACK to EAGER execution, to dump every operator. Put a "
-    "torchair.scope.data_dump() around the code in question to keep the rest compiled, and unset "
-    "the option when you have the dump."
+    "config.debug.data_dump.type is 'npy', or config.dump_config.enable_dump is set without a "
+    "dump_layer, and the graph has no scope: it is not compiled, and the whole graph will FALLBACK "
+    "to EAGER execution, to dump every operator. Put a torchair.scope.data_dump() around the code "
+    "in question to keep the rest compiled, and unset the option when you have the dump."
 )
-
-
-@dataclass(frozen=True)
-class DumpSettings:
-    """What a user has asked for, wherever it was written.
-
-    Args:
-        path: the folder of the dump; the current one if None. Where the user has set none, it
-            is the environment variable TORCHAIR_SCOPE_PATH's.
-        filter: gets each node, and returns it, or None for a node that is not to be dumped.
-        whole_graph: dump a graph that has no scope as a whole.
-        on_error: "warn" or "raise", for what goes wrong while a dump is written.
-        graph_file: for a graph's name the file that its text is to be written to.
-    """
-
-    path: str | None = None
-    filter: Filter | None = None
-    whole_graph: bool = False
-    on_error: Literal["warn", "raise"] = "warn"
-    graph_file: Callable[[str], str] | None = None
-
-    @classmethod
-    def of(cls, config: Any, on_error: Literal["warn", "raise"]) -> DumpSettings:
-        """The settings that stand in a compiler config, ours or TorchAir's."""
-        data_dump, graph_dump = config.debug.data_dump, config.debug.graph_dump
-        return cls(
-            path=data_dump.path or os.environ.get(PATH_VARIABLE),
-            filter=data_dump.filter,
-            whole_graph=data_dump.enabled,
-            on_error=on_error,
-            graph_file=graph_dump.full_path if graph_dump.enabled else None,
-        )
 
 
 _count = functools.partial(next, itertools.count(1))
@@ -114,6 +82,15 @@ def direction_of(gm: torch.fx.GraphModule) -> Direction:
     return "forward" if any(name.startswith("primals_") for name in names) else "inference"
 
 
+def why_left_out(options: Options, wanted: Filter | None, node: torch.fx.Node) -> Outcome | None:
+    """What the account says of an operator that is not to be dumped; None for one that is."""
+    if not options.selects_operator(node):
+        return Outcome.OPS
+    if wanted is not None and wanted(node) is None:
+        return Outcome.FILTER
+    return None
+
+
 @dataclass(frozen=True)
 class Scoper:
     """Compiles graphs with scopes in them, by the settings of one backend.
@@ -122,6 +99,7 @@ class Scoper:
         settings: what to dump, and where.
         inner_name: how the manifest and messages call the inner compiler.
         facts: what is known of the Dynamo graph that the ATen graphs come from.
+        is_traced: whether the account knows that Dynamo graph.
         next_number: gives the number of a graph that is dumped.
         random_operators: what their forward graph tells their backward graph.
     """
@@ -129,12 +107,15 @@ class Scoper:
     settings: DumpSettings
     inner_name: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+    is_traced: bool = False
     next_number: Callable[[], int] = _count
     random_operators: TagsOfRandomOperators = field(default_factory=TagsOfRandomOperators)
 
     def wants(self, gm: torch.fx.GraphModule) -> bool:
         """Whether a Dynamo graph is to pass through `compile`; else it goes on as it is."""
-        return self.settings.graph_file is not None or self.dumps_whole(gm) or has_tags(gm)
+        settings = self.settings
+        asked = settings.graph_file is not None or settings.layers
+        return bool(asked) or self.dumps_whole(gm) or has_tags(gm)
 
     def dumps_whole(self, gm: torch.fx.GraphModule) -> bool:
         """Whether the whole graph is dumped: the option is set, and no scope narrows it."""
@@ -143,9 +124,11 @@ class Scoper:
     def entered_with(self, gm: torch.fx.GraphModule) -> Scoper:
         """The scoper for the ATen graphs that this Dynamo graph gives rise to."""
         separate_shared_bodies(gm)
+        account.traced(gm)
         keep_tags_in_backward(gm)
         warn_of_dead_code(gm)
-        return replace(self, facts=facts_of(gm), random_operators=TagsOfRandomOperators())
+        random_operators = TagsOfRandomOperators()
+        return replace(self, facts=facts_of(gm), is_traced=True, random_operators=random_operators)
 
     def compile(
         self,
@@ -158,6 +141,7 @@ class Scoper:
         self.random_operators.restore(gm.graph)
         for graph in graphs_in(gm):
             tag_what_stands_between(graph)
+        account.reached(gm, is_traced=self.is_traced)
         warn_of_unknown_bodies(gm.graph)
         saved = Selection(self._wants_tagged, direction).of(gm.graph)
         is_cut = any(map(saved.holds, gm.graph.nodes))
@@ -175,7 +159,7 @@ class Scoper:
             dumped(gm, region, saved) if region.kind == "dumped" else compiled.part(region)
             for region in regions
         ]
-        return self._cut(gm, number, direction, regions, parts)
+        return self._cut(gm, number, direction, regions, parts, saved)
 
     def interpret(self, gm: torch.fx.GraphModule, direction: Direction) -> Any:
         """Dump a whole ATen graph, which then runs uncompiled."""
@@ -184,7 +168,7 @@ class Scoper:
         number = self._number(gm)
         regions = partition(gm.graph, lambda node: True)
         parts = [dumped(gm, region, saved) for region in regions]
-        return self._cut(gm, number, direction, regions, parts)
+        return self._cut(gm, number, direction, regions, parts, saved)
 
     def _number(self, gm: torch.fx.GraphModule) -> int:
         number = claim_number(self.next_number)
@@ -193,10 +177,15 @@ class Scoper:
         return number
 
     def _wants_tagged(self, node: torch.fx.Node, tag: Tag | None) -> bool:
+        if node.name in self.settings.layers:
+            return True
         return tag is not None and self._wants_any(node, tag)
 
     def _wants_any(self, node: torch.fx.Node, tag: Tag | None) -> bool:
-        return self.settings.filter is None or self.settings.filter(node) is not None
+        options = self.settings.options_of(tag)
+        outcome = why_left_out(options, self.settings.filter, node) or Outcome.NOT_RUN
+        account.note([number_of(node)], outcome)
+        return outcome is Outcome.NOT_RUN
 
     def _cut(
         self,
@@ -205,6 +194,7 @@ class Scoper:
         direction: Direction,
         regions: Sequence[Region],
         parts: Sequence[Part],
+        saved: Saved,
     ) -> CutGraph:
         description = {
             "direction": direction,
@@ -213,27 +203,4 @@ class Scoper:
             "regions": [region.kind for region in regions],
             "nodes": describe_nodes(gm.graph),
         }
-        return CutGraph(gm, parts, _Graph(self.settings, number, description))
-
-
-class _Graph:
-    """One compiled graph on its way to the store; its record is written at its first run.
-
-    A wrong path is found there and not while Dynamo compiles, so that the user gets the
-    NotADirectoryError or PermissionError itself, and before any work is done.
-    """
-
-    def __init__(self, settings: DumpSettings, number: int, description: Mapping[str, Any]) -> None:
-        self._settings = settings
-        self._number = number
-        self._description = dict(description)
-        self._lock = threading.Lock()
-        self._dump: GraphDump | None = None
-
-    def begin_step(self) -> Step:
-        """Begin to save one run of the graph."""
-        with self._lock:
-            if self._dump is None:
-                run = open_run(self._settings.path, self._settings.on_error)
-                self._dump = run.graph(self._number, self._description)
-        return self._dump.begin_step()
+        return CutGraph(gm, parts, DumpedGraph(self.settings, number, description, saved))

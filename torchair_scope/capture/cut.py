@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,15 +13,9 @@ from torchair_scope import _torch_private, _torchair_private
 from torchair_scope.capture.interpreter import StepSink, Unsaved, run_region
 from torchair_scope.capture.layouts import Restorer
 from torchair_scope.capture.saved import Saved
+from torchair_scope.capture.steps import GraphSink
 
 Boxed = Callable[[list[Any]], Any]
-
-
-class GraphSink(Protocol):
-    """A graph, as the store sees it: it begins a step for each run."""
-
-    def begin_step(self) -> StepSink:
-        """Begin to save one run of the graph."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +42,23 @@ def dumped_part(
     outputs: tuple[torch.fx.Node, ...],
 ) -> Part:
     """A part that is interpreted, and of which the calls in `saved` are saved."""
+    # Operators with bodies are left to the interpreter, which knows how to call them.
+    undumped = None if saved.bodies else _torch_private.run_uncompiled(_shallow_copy(region))
 
     def run(args: list[Any], step: StepSink) -> Sequence[Any]:
+        if isinstance(step, Unsaved) and undumped is not None:
+            return restore(undumped(args))
         return restore(run_region(region, saved, step, args))
 
     return Part(run, inputs, outputs)
+
+
+def _shallow_copy(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A module with a graph of its own, to be run in another way."""
+    graph = torch.fx.Graph()
+    values: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.output(graph.graph_copy(gm.graph, values))
+    return torch.fx.GraphModule(gm, graph)
 
 
 class CutGraph:

@@ -37,18 +37,27 @@ def warn_of_dead_code(gm: torch.fx.GraphModule) -> None:
 
 
 def _dead_by_scope(gm: torch.fx.GraphModule) -> dict[Tag, list[torch.fx.Node]]:
-    alive: set[torch.fx.Node] = set()
     dead: dict[Tag, list[torch.fx.Node]] = defaultdict(list)
-    for node in reversed(gm.graph.nodes):
+    for node in dead_nodes(gm):
         tag = tag_of(node)
-        if node.op == "output" or _has_effect(node) or any(user in alive for user in node.users):
-            alive.add(node)
-        elif tag is not None and node.op.startswith("call_") and _computes_tensors(node):
-            dead[tag].insert(0, node)
+        if tag is not None:
+            dead[tag].append(node)
     return dead
 
 
-def _computes_tensors(node: torch.fx.Node) -> bool:
+def dead_nodes(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """The operators in no body that nothing uses the values of."""
+    alive: set[torch.fx.Node] = set()
+    dead: list[torch.fx.Node] = []
+    for node in reversed(gm.graph.nodes):
+        if node.op == "output" or _has_effect(node) or any(user in alive for user in node.users):
+            alive.add(node)
+        elif node.op.startswith("call_") and computes_tensors(node):
+            dead.append(node)
+    return dead[::-1]
+
+
+def computes_tensors(node: torch.fx.Node) -> bool:
     """Whether a node is an operator of the user's, and not bookkeeping of sizes or transforms."""
     values = tree_leaves(node.meta.get("example_value"))
     return not _name(node.target).startswith("_") and any(

@@ -23,13 +23,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair_scope import _torch_private, switch
 from torchair_scope.capture import uncompiled
+from torchair_scope.capture.account import account
 from torchair_scope.capture.autograd_nodes import NodeFinder, tensors_in
-from torchair_scope.capture.compiler import DumpSettings
-from torchair_scope.capture.eager_graphs import EagerCall, Entry, Origin, eager_settings
+from torchair_scope.capture.eager_graphs import EagerCall, Entry, Origin
 from torchair_scope.capture.frames import is_recomputing, module_here, opened_at, source_here
 from torchair_scope.capture.interpreter import mutated_arguments
 from torchair_scope.capture.nodes import module_of, source_of
+from torchair_scope.capture.settings import DumpSettings
 from torchair_scope.capture.tags import Tag, tag_of
+from torchair_scope.options import NONE, Options
 
 __all__ = ["EagerScope", "SavingMode", "open_mode"]
 
@@ -39,12 +41,13 @@ _SUMS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
 class EagerScope(AbstractContextManager[None]):
     """What `data_dump` gives in code that is not compiled. It may be entered more than once."""
 
-    def __init__(self, name: str | None) -> None:
+    def __init__(self, name: str | None, options: Options = NONE) -> None:
         self._name = name
+        self._options = options
         self._entered: list[_ScopeMode] = []
 
     def __enter__(self) -> None:
-        mode = _ScopeMode(self._name)
+        mode = _ScopeMode(self._name, self._options)
         self._entered.append(mode)
         mode.open()
 
@@ -89,6 +92,7 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.settings = settings
         self.outer = outer
         self._number = next(_mode_numbers)
+        self.options = NONE
         self._node: torch.fx.Node | None = None
         self._nodes = NodeFinder(self._save_runs_of)
 
@@ -115,7 +119,7 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def running_graph(self, settings: DumpSettings) -> Iterator[Callable[[torch.fx.Node], None]]:
         """Save what a graph runs by the settings of its backend; yields what to tell its node."""
         outside = self.settings, self._node
-        self.settings = settings
+        self.settings = settings.within(self.options)
         try:
             yield self._set_node
         finally:
@@ -162,7 +166,7 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._node is None:
             return Origin(self.tag, source_here(), module_here())
         inner = tag_of(self._node)
-        tag = Tag(f"{self.tag.scope}/{inner.scope}", inner.opened_at) if inner else self.tag
+        tag = inner._replace(scope=f"{self.tag.scope}/{inner.scope}") if inner else self.tag
         return Origin(tag, source_of(self._node), module_of(self._node))
 
     def facts(self) -> dict[str, Any]:
@@ -175,9 +179,10 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _save(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         origin = self.origin()
         with _torch_private.modes_disabled():
-            step = self.entry.step(self.settings)
-            wanted = self.settings.filter
-            call = step.begin_call(func, args, kwargs, origin, self.facts(), wanted)
+            options = self.settings.options_of(origin.tag)
+            step = self.entry.step(options)
+            asked = (options, self.settings.filter)
+            call = step.begin_call(func, args, kwargs, origin, self.facts(), asked)
         self._nodes.before((args, kwargs))
         results = self._run(func, args, kwargs)
         if call is not None:
@@ -220,19 +225,26 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _ScopeMode(SavingMode):  # type: ignore[no-untyped-call]
     """A scope of the user's, from its entry until it is left."""
 
-    def __init__(self, name: str | None) -> None:
+    def __init__(self, name: str | None, options: Options) -> None:
         position, outer = opened_at(), open_mode()
         inner = name or position
         within = outer if isinstance(outer, _ScopeMode) else None
         tag = Tag(f"{within.tag.scope}/{inner}" if within else inner, position)
         self._compile = uncompiled.enclosing_compile()
         self._is_open = True
-        settings = within.settings if within else eager_settings()
+        if within is not None:
+            options = options.over(within.options)
+        settings = within.settings if within else DumpSettings()
         if self._compile and self._compile.settings:
             settings = self._compile.settings
+        settings = settings.within(options)
         reason = self._compile.reason if self._compile else None
         entry = within.entry if within else Entry(tag, reason)
         super().__init__(entry, tag, settings, outer)
+        self.options = options
+        account.opened(tag)
+        if reason is not None:
+            account.uncompiled(tag, reason)
         self._facts: dict[str, Any] = {"recompute": True} if is_recomputing() else {}
         if self._compile and not (within and self._compile.is_same_call_as(within._compile)):
             uncompiled.warn(self._compile, tag, settings)
@@ -272,7 +284,7 @@ class _GradientMode(SavingMode):  # type: ignore[no-untyped-call]
         self._origin = origin
         self._forward = forward
         self._backward = _torch_private.running_backward()
-        self._step = entry.step(settings)
+        self._step = entry.step(settings.options_of(origin.tag))
         self.node_has_run = False
 
     def is_open(self) -> bool:

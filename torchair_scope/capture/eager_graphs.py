@@ -8,10 +8,11 @@ autograd engine. Its folder is `eager_{n}`, where `n` is counted with the compil
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,30 +20,26 @@ from torch.fx.node import map_aggregate
 
 from torchair_scope import _torch_private
 from torchair_scope.capture import nodes
-from torchair_scope.capture.compiler import (
-    PATH_VARIABLE,
-    DumpSettings,
-    Filter,
-    next_graph_number,
-)
+from torchair_scope.capture.account import Outcome, account
+from torchair_scope.capture.compiler import next_graph_number, why_left_out
 from torchair_scope.capture.effects import is_irreproducible
 from torchair_scope.capture.interpreter import CallSink
 from torchair_scope.capture.partition import has_own_kind
+from torchair_scope.capture.settings import DumpSettings, Filter
+from torchair_scope.capture.steps import Destination, why_skipped
 from torchair_scope.capture.tags import KEY, Tag
+from torchair_scope.options import Options
 from torchair_scope.store.run import Run, open_run
 from torchair_scope.store.writer import GraphDump, Step
 
 Direction = Literal["forward", "backward"]
-
-
-def eager_settings() -> DumpSettings:
-    """What to dump of eager code, and where: the one place that says so."""
-    return DumpSettings(path=os.environ.get(PATH_VARIABLE))
+_NO_KIND = Outcome.NO_TENSOR
 
 
 def run_of(settings: DumpSettings) -> Run:
     """The run that these settings lead to."""
-    return open_run(settings.path, settings.on_error)
+    options = settings.options_of(None)
+    return open_run(options.path, options.on_error or "warn")
 
 
 class Origin(NamedTuple):
@@ -67,10 +64,19 @@ class EagerCall(NamedTuple):
 
 
 class EagerStep:
-    """One entry of a scope, or one backward of it; gives each operator its name."""
+    """One entry of a scope, or one backward of it; gives each operator its name.
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
+    Args:
+        number: which entry, or which backward, it is.
+        is_backward: whether it is a backward: that of operators that are dumped is dumped.
+        begin: begins the step of the dump; called for the first call that is dumped.
+    """
+
+    def __init__(self, number: int, is_backward: bool, begin: Callable[[int], Step]) -> None:
+        self.number = number
+        self._is_backward = is_backward
+        self._begin = begin
+        self._begun: Step | None = None
         # Names are given as to the nodes of a graph. The backward may run on several threads.
         self._names = torch.fx.Graph()
         self._naming = threading.Lock()
@@ -85,16 +91,37 @@ class EagerStep:
         kwargs: dict[str, Any],
         origin: Origin,
         facts: Mapping[str, Any],
-        wanted: Filter | None,
+        asked: tuple[Options, Filter | None],
     ) -> EagerCall | None:
         """Save the inputs of an operator that is about to run; None if it is not to be saved."""
-        node = self._node(operator, args, kwargs, origin)
-        if not has_own_kind(node) or (wanted is not None and wanted(node) is None):
+        options, wanted = asked
+        skipped = why_skipped(options, None if self._is_backward else self.number)
+        if skipped is not None:
+            account.ran(origin.tag, skipped)
             return None
-        facts = {**_facts(node, origin), **facts}
-        target = nodes.target_name(node)
-        sink = self._step.begin_call(node.name, target, args, kwargs, facts)
-        return EagerCall(self._step.graph, self._step.number, node.name, sink)
+        node = self._node(operator, args, kwargs, origin)
+        left_out = why_left_out(options, wanted, node) if has_own_kind(node) else _NO_KIND
+        if left_out is not None:
+            account.ran(origin.tag, left_out)
+            return None
+        return self._saved(node, args, kwargs, {**_facts(node, origin), **facts}, origin, options)
+
+    def _saved(
+        self,
+        node: torch.fx.Node,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        facts: Mapping[str, Any],
+        origin: Origin,
+        options: Options,
+    ) -> EagerCall:
+        with self._naming:
+            if self._begun is None:
+                self._begun = self._begin(self.number)
+        report = account.begun_eagerly(origin.tag)
+        target, mode = nodes.target_name(node), options.mode or "all"
+        sink = self._begun.begin_call(node.name, target, args, kwargs, facts, mode, report)
+        return EagerCall(self._begun.graph, self.number, node.name, sink)
 
     def _node(
         self,
@@ -121,8 +148,9 @@ class EagerStep:
         return self._computed.get(id(tensor)) is tensor
 
     def finish(self) -> None:
-        """Write the step's record."""
-        self._step.finish()
+        """Write the step's record, if anything of it is dumped."""
+        if self._begun is not None:
+            self._begun.finish()
 
 
 def _without_tensors(value: Any) -> Any:
@@ -144,37 +172,54 @@ def _facts(node: torch.fx.Node, origin: Origin) -> dict[str, Any]:
 class EagerGraph:
     """One place at which an outermost scope is opened, in one direction and one dump."""
 
-    def __init__(self, run: Run, direction: Direction, tag: Tag, uncompiled: str | None) -> None:
-        description = {
+    def __init__(
+        self,
+        destination: Destination,
+        direction: Direction,
+        tag: Tag,
+        uncompiled: str | None,
+    ) -> None:
+        self._destination = destination
+        self._steps = itertools.count()
+        self._dump: GraphDump | None = None
+        self._lock = threading.Lock()
+        self._description = {
             "direction": direction,
             "inner": "eager",
             "scope": tag.scope,
             "opened_at": tag.opened_at,
             "uncompiled": uncompiled,
         }
-        self._dump: GraphDump = run.graph(next_graph_number(), description, kind="eager")
 
     def begin_step(self) -> EagerStep:
-        """Begin to save one entry of the scope."""
-        return EagerStep(self._dump.begin_step())
+        """Begin one entry of the scope, or one backward."""
+        is_backward = self._description["direction"] == "backward"
+        return EagerStep(next(self._steps), is_backward, self._begin)
+
+    def _begin(self, number: int) -> Step:
+        with self._lock:
+            if self._dump is None:
+                run = open_run(*self._destination)
+                self._dump = run.graph(next_graph_number(), self._description, kind="eager")
+            return self._dump.begin_step(number)
 
 
-_graphs: dict[tuple[Run, Direction, Tag, str | None], EagerGraph] = {}
+_graphs: dict[tuple[Destination, Direction, Tag, str | None], EagerGraph] = {}
 _lock = threading.Lock()
 
 
 def eager_graph(
-    run: Run, direction: Direction, tag: Tag, uncompiled: str | None = None
+    destination: Destination, direction: Direction, tag: Tag, uncompiled: str | None = None
 ) -> EagerGraph:
     """The graph of a scope that is opened at `tag.opened_at`; the same one for each entry.
 
     Args:
-        run: where it is dumped.
+        destination: where it is dumped, as `open_run` takes it.
         direction: "forward", or "backward" for what the backward of its operators runs.
         tag: the scope.
         uncompiled: why the scope is reached without a compiler, though it lies in compiled code.
     """
-    key = (run, direction, tag, uncompiled)
+    key = (destination, direction, tag, uncompiled)
     with _lock:
         if key not in _graphs:
             _graphs[key] = EagerGraph(*key)
@@ -190,28 +235,27 @@ class Entry:
 
     def __init__(self, tag: Tag, uncompiled: str | None = None) -> None:
         self._scope = (tag, uncompiled)
-        self._runs: dict[DumpSettings, Run] = {}
-        self._steps: dict[tuple[Run, int], EagerStep] = {}
+        self._steps: dict[tuple[Destination, int], EagerStep] = {}
         self._open_scopes = 0
         self._lock = threading.Lock()
         weakref.finalize(self, _finish_all, self._steps)
 
-    def step(self, settings: DumpSettings) -> EagerStep:
+    def step(self, options: Options) -> EagerStep:
         """The step that an operator which runs now belongs to."""
         backward = _torch_private.running_backward()
+        # The folder as it is now: the current one may be another the next time.
+        destination = (os.path.realpath(options.path or "."), options.on_error)
+        key = (destination, backward)
         with self._lock:
-            if settings not in self._runs:
-                self._runs[settings] = run_of(settings)
-            key = (self._runs[settings], backward)
             if key not in self._steps:
                 self._steps[key] = self._begin_step(*key)
             return self._steps[key]
 
-    def _begin_step(self, run: Run, backward: int) -> EagerStep:
+    def _begin_step(self, destination: Destination, backward: int) -> EagerStep:
         if backward == _torch_private.NO_BACKWARD:
-            return eager_graph(run, "forward", *self._scope).begin_step()
+            return eager_graph(destination, "forward", *self._scope).begin_step()
         _torch_private.when_backward_ends(lambda: self._finish(backward))
-        return eager_graph(run, "backward", *self._scope).begin_step()
+        return eager_graph(destination, "backward", *self._scope).begin_step()
 
     def enter(self) -> None:
         """The scope, or one within it, is opened."""
@@ -230,7 +274,7 @@ class Entry:
             step.finish()
 
 
-def _finish_all(steps: dict[tuple[Run, int], EagerStep]) -> None:
+def _finish_all(steps: dict[tuple[Destination, int], EagerStep]) -> None:
     while steps:
         steps.popitem()[1].finish()
 

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from torchair_scope import _torch_private
 from torchair_scope.capture.nodes import target_name
-from torchair_scope.capture.saved import Saved, SavedBody, SavedOperator
+from torchair_scope.capture.saved import Saved, SavedBody, SavedCall, SavedOperator
 
 
 class CallSink(Protocol):
@@ -25,7 +25,12 @@ class StepSink(Protocol):
     """One run of one graph, as the store sees it."""
 
     def begin_call(
-        self, node: str, target: str, args: tuple[Any, ...], kwargs: dict[str, Any], facts: Any
+        self,
+        node: str,
+        target: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        saved: SavedCall,
     ) -> CallSink:
         """Save the inputs of a call that is about to run."""
 
@@ -100,8 +105,8 @@ class DumpingInterpreter(torch.fx.Interpreter):
         """Hand the inputs of a saved call to the store; None for a node that is not saved."""
         if node is None or node.name not in self.saved.calls:
             return None
-        facts = self.saved.calls[node.name]
-        return self.step.begin_call(self.place + node.name, target_name(node), args, kwargs, facts)
+        saved = self.saved.calls[node.name]
+        return self.step.begin_call(self.place + node.name, target_name(node), args, kwargs, saved)
 
     def watched_arguments(
         self, node: torch.fx.Node | None, args: tuple[Any, ...]
@@ -158,7 +163,7 @@ class WatchedOperator(OpOverload):
         args, kwargs = _by_position(self._operator, args, kwargs)
         name = self._place + self._saved.name
         target = str(self._operator)
-        call = self._step.begin_call(name, target, args, kwargs, self._saved.facts)
+        call = self._step.begin_call(name, target, args, kwargs, self._saved.call)
         result = self._operator(*args, **kwargs)
         call.finish(result, mutated_arguments(self._operator, args, kwargs))
         return result

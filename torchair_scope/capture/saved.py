@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from torchair_scope.capture import nodes
+from torchair_scope.capture.account import number_of
 from torchair_scope.capture.bodies import (
     Label,
     called_bodies,
@@ -30,22 +31,44 @@ Wanted = Callable[[torch.fx.Node, Tag | None], bool]
 
 
 @dataclass(frozen=True)
+class SavedCall:
+    """A call that is saved, as it is known at compile time.
+
+    Args:
+        facts: entries of its record.
+        tag: of the scope that it is saved for.
+        number: of the tagged node that it counts for in the account.
+    """
+
+    facts: Facts
+    tag: Tag | None = None
+    number: str | None = None
+
+
+@dataclass(frozen=True)
 class Saved:
     """What is saved of one graph, by names of its nodes.
 
     Attributes:
-        calls: the nodes whose calls are saved, with what is known of them at compile time.
+        calls: the nodes whose calls are saved.
         bodies: for an operator with bodies what is saved of each, by position among its arguments.
         given: the operators that nodes are given to run, and whose calls are saved.
     """
 
-    calls: Mapping[str, Facts] = field(default_factory=dict)
+    calls: Mapping[str, SavedCall] = field(default_factory=dict)
     bodies: Mapping[str, Mapping[int, SavedBody]] = field(default_factory=dict)
     given: Mapping[str, SavedOperator] = field(default_factory=dict)
 
     def holds(self, node: torch.fx.Node) -> bool:
         """Whether anything of a node is saved: its own calls, or some in its bodies."""
         return node.name in self.calls or node.name in self.bodies
+
+    def all_calls(self) -> Iterator[SavedCall]:
+        """What is saved of the graph and of all bodies in it."""
+        yield from self.calls.values()
+        for bodies in self.bodies.values():
+            for body in bodies.values():
+                yield from body.saved.all_calls()
 
 
 @dataclass(frozen=True)
@@ -63,7 +86,7 @@ class SavedOperator:
 
     name: str
     position: int
-    facts: Facts
+    call: SavedCall
 
 
 @dataclass(frozen=True)
@@ -83,7 +106,7 @@ class Selection:
         return self._in(graph, None, {}, "")
 
     def _in(self, graph: torch.fx.Graph, outer: Tag | None, of_body: Facts, pattern: str) -> Saved:
-        calls: dict[str, Facts] = {}
+        calls: dict[str, SavedCall] = {}
         inside: dict[str, Mapping[int, SavedBody]] = {}
         given: dict[str, SavedOperator] = {}
         for node in filter(has_own_kind, graph.nodes):
@@ -91,9 +114,11 @@ class Selection:
             saved_bodies = self._bodies(node, tag, pattern)
             if saved_bodies:
                 inside[node.name] = saved_bodies
-            if self.wanted(node, tag or _tag_of_unknown_body(node)):
+            tag = tag or _tag_of_unknown_body(node)
+            if self.wanted(node, tag):
                 listed = {**of_body, "listed_as": pattern + node.name} if of_body else {}
-                calls[node.name] = {**self._facts(node, tag), **listed}
+                facts = {**self._facts(node, tag), **listed}
+                calls[node.name] = SavedCall(facts, tag, number_of(node))
                 operator = self._given(node, calls[node.name], pattern)
                 if operator is not None:
                     given[node.name] = operator
@@ -110,19 +135,22 @@ class Selection:
                 found[position] = SavedBody(place, label, saved)
         return found
 
-    def _given(self, node: torch.fx.Node, facts: Facts, pattern: str) -> SavedOperator | None:
+    def _given(self, node: torch.fx.Node, call: SavedCall, pattern: str) -> SavedOperator | None:
         found = given_operator(node)
         if found is None:
             return None
         position, operator = found
         name = place_of(node) + nodes.short_name(operator)
-        own = {key: facts[key] for key in facts if key not in ("operator", "listed_as")}
-        return SavedOperator(name, position, {**own, "listed_as": pattern + name})
+        own = {k: v for k, v in call.facts.items() if k not in ("operator", "listed_as")}
+        facts = {**own, "listed_as": pattern + name}
+        return SavedOperator(name, position, replace(call, facts=facts))
 
     def _facts(self, node: torch.fx.Node, tag: Tag | None) -> dict[str, Any]:
         """What a call record says beyond its arguments and results."""
-        tag = tag or _tag_of_unknown_body(node)
-        facts: dict[str, Any] = {"scope": tag.scope if tag else None}
+        facts: dict[str, Any] = {
+            "scope": tag.scope if tag else None,
+            "opened_at": tag.opened_at if tag else None,
+        }
         if nodes.operator_name(node) != nodes.target_name(node):
             facts["operator"] = nodes.operator_name(node)
         if is_irreproducible(node):

@@ -111,4 +111,4 @@ def _moved(tag: Tag | None, move: _Move) -> Tag | None:
         return move.after
     opened_inside = tag.scope.removeprefix(f"{outside}/") if outside else tag.scope
     around = "" if move.after is None else f"{move.after.scope}/"
-    return Tag(around + opened_inside, tag.opened_at)
+    return tag._replace(scope=around + opened_inside)

@@ -26,10 +26,17 @@ _SAVED_STATE = re.compile(r"rng_state_output_(\d+)")
 
 
 class Tag(NamedTuple):
-    """A scope as it stands on a node: its path (`outer/inner`) and where it was opened."""
+    """A scope as it stands on a node.
+
+    Args:
+        scope: its path, `outer/inner`.
+        opened_at: where it was opened, `model.py:12`.
+        options: the key of its options, for `torchair_scope.options.options_with_key`.
+    """
 
     scope: str
     opened_at: str
+    options: str = ""
 
 
 def tag_in(annotations: Mapping[str, Any] | None) -> Tag | None:
@@ -50,6 +57,11 @@ def put_tag(node: torch.fx.Node, tag: Tag | None) -> None:
     annotations = with_tag(node.meta.get("custom"), tag)
     if annotations or "custom" in node.meta:
         node.meta["custom"] = annotations
+
+
+def annotate_node(node: torch.fx.Node, key: str, value: Any) -> None:
+    """Give a node one more annotation."""
+    node.meta["custom"] = {**(node.meta.get("custom") or {}), key: value}
 
 
 def with_tag(annotations: Mapping[str, Any] | None, tag: Tag | None) -> dict[str, Any]:
@@ -147,7 +159,9 @@ def _put_common_tag(node: torch.fx.Node, tags: Sequence[Tag | None]) -> None:
         return
     path = _common_path([tag.scope.split("/") for tag in known])
     if path:
-        put_tag(node, next((tag for tag in known if tag.scope == path), Tag(path, UNKNOWN)))
+        options = {tag.options for tag in known}
+        unknown = Tag(path, UNKNOWN, options.pop() if len(options) == 1 else "")
+        put_tag(node, next((tag for tag in known if tag.scope == path), unknown))
 
 
 def _common_path(paths: Sequence[Sequence[str]]) -> str:

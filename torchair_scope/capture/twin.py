@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from torchair_scope.capture.compiler import DumpSettings
 from torchair_scope.capture.eager import SavingMode, open_mode
+from torchair_scope.capture.settings import DumpSettings
 
 Compiled = Callable[..., Any]
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchair_scope import _torch_private
-from torchair_scope.capture.compiler import DumpSettings
 from torchair_scope.capture.eager_graphs import run_of
 from torchair_scope.capture.frames import frames_outwards
+from torchair_scope.capture.settings import DumpSettings
+from torchair_scope.capture.steps import this_rank
 from torchair_scope.capture.tags import Tag
 
 SETTINGS = "torchair_scope_settings"  # the attribute of a backend that tells its settings
@@ -64,6 +65,8 @@ def _settings_of(backend: Any, options: dict[str, Any]) -> DumpSettings | None:
 
 def warn(code: Uncompiled, tag: Tag, settings: DumpSettings) -> None:
     """Say once for each dump that a scope was reached without a compiler."""
+    if not settings.options_of(None).selects_rank(this_rank()):
+        return  # This process has no dump; the account has the reason.
     what = f"{code.function}, which" if code.function else "code that"
     folder = run_of(settings).folder
     run_of(settings).rank_folder.say_once(

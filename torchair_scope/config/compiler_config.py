@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchair_scope.config.debug_config import DebugConfig
+from torchair_scope.config.dump_config import DumpConfig
 from torchair_scope.config.options import OptionGroup, SubGroup
 
 
@@ -17,6 +18,7 @@ class CompilerConfig(OptionGroup):
 
     Options:
         debug: what to dump, see `torchair_scope.config.DebugConfig`.
+        dump_config: TorchAir's options of a dump, see `torchair_scope.config.DumpConfig`.
 
     Raises:
         ValueError: on an unknown option or an illegal value, naming those that exist.
@@ -24,3 +26,4 @@ class CompilerConfig(OptionGroup):
     """
 
     debug = SubGroup(DebugConfig)
+    dump_config = SubGroup(DumpConfig)

@@ -109,6 +109,60 @@ class Choice(Option[OptionValue, "str | None"]):
         return current
 
 
+class CheckedValue:
+    """What a checked option reads as: `.value` is its value as text, as TorchAir has it.
+
+    Attributes:
+        given: the value that was set, as it was; None if none was.
+    """
+
+    def __init__(self, default: Any, check: Callable[[Any], Any]) -> None:
+        self._default = default
+        self._check = check
+        self.given: Any = None
+
+    @property
+    def value(self) -> str:
+        """The value as text; "1" and "0" for True and False."""
+        value = self._default if self.given is None else self.given
+        return str(int(value)) if isinstance(value, bool) else str(value)
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.given = self._check(value)
+
+    def __bool__(self) -> bool:
+        return bool(self._default if self.given is None else self.given)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CheckedValue) and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]  # a configuration can change, so it has no hash
+
+    def __repr__(self) -> str:
+        return repr(self._default if self.given is None else self.given)
+
+
+class Checked(Option[CheckedValue, Any]):
+    """A value that a function checks when it is set; reads as a `CheckedValue`.
+
+    Args:
+        default: what an unset option reads as.
+        check: gives the value to keep, or raises.
+    """
+
+    def __init__(self, default: Any, check: Callable[[Any], Any]) -> None:
+        self._default = default
+        self._check = check
+
+    def _initial(self, owner: str) -> CheckedValue:
+        return CheckedValue(self._default, self._check)
+
+    def _assign(self, current: CheckedValue, value: Any) -> CheckedValue:
+        current.value = value
+        return current
+
+
 class FolderPath(Option["str | None", "str | os.PathLike[str] | None"]):
     """A folder, made absolute when it is set; None is the folder that is current at each use."""
 

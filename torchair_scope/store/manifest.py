@@ -1,9 +1,10 @@
 """`manifest.jsonl`: argument trees as JSON and back, and the file that takes the records.
 
-A record is one JSON object on one line; `record` says whether it is a `run`, a `graph`, a `step`
-or a `call`. In an argument tree, JSON's null, true, numbers, strings and arrays are Python's None,
-bool, int, float, str and list; everything else is an object with one key that names its kind, such
-as `{"tuple": […]}`, `{"dtype": "torch.float32"}` or `{"tensor": {"slot": "INPUT.0", …}}`.
+A record is one JSON object on one line; `record` says whether it is a `run`, a `graph`, a `step`,
+a `call` or, when the process ends, the `account` of a scope. In an argument tree, JSON's null,
+true, numbers, strings and arrays are Python's None, bool, int, float, str and list; everything
+else is an object with one key that names its kind, such as `{"tuple": […]}`,
+`{"dtype": "torch.float32"}` or `{"tensor": {"slot": "INPUT.0", …}}`.
 """
 
 from __future__ import annotations

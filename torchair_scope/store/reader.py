@@ -135,6 +135,8 @@ class Call:
         name = self.record["files"].get(slot)
         if name is None:
             reasons = [lost["reason"] for lost in self.record["missing"] if lost["slot"] == slot]
+            if not reasons and "mode" in self.record:
+                reasons = [f"only {self.record['mode']}s are dumped (mode)"]
             raise MissingTensorError(f"{slot} of {self.node} was not saved: {reasons}")
         path = self._step_folder / str(name)
         if not path.exists():
@@ -167,6 +169,8 @@ class Rank:
     steps: list[Record] = field(repr=False)
     calls: list[Call] = field(repr=False)
     _unreadable: list[str] = field(repr=False)
+    account: list[Record] = field(repr=False, default_factory=list)
+    """What became of each scope, if the process has ended: one record a scope."""
 
     @cached_property
     def problems(self) -> list[str]:
@@ -235,7 +239,8 @@ def _read_rank(folder: Path) -> Rank:
     calls = [Call(folder, call, kinds.get(call["graph"], "graph")) for call in records["call"]]
     calls.sort(key=lambda call: (call.graph, call.step, call.order))
     run = records["run"][0] if records["run"] else {}
-    return Rank(folder, run, records["graph"], records["step"], calls, unreadable)
+    account = records.get("account", [])
+    return Rank(folder, run, records["graph"], records["step"], calls, unreadable, account)
 
 
 def _records(manifest: Path, unreadable: list[str]) -> Iterator[Record]:

@@ -204,6 +204,12 @@ def open_run(path: str | os.PathLike[str] | None = None, on_error: OnError = "wa
     return run
 
 
+def open_folders() -> list[RankFolder]:
+    """The rank folders that this process has opened."""
+    with _runs_lock:
+        return list(_folders.values())
+
+
 # Claiming the folder
 
 

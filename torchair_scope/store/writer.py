@@ -8,9 +8,10 @@ import functools
 import io
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -33,6 +34,28 @@ if TYPE_CHECKING:
 ROOM_FOR_RECORDS = 256 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
+Mode = Literal["all", "input", "output"]
+_OF_INPUTS = ("INPUT", "KWARG")
+
+
+@dataclass(frozen=True)
+class CallReport:
+    """What a call has left in the dump, once its record is written.
+
+    Args:
+        folder: the rank folder.
+        finished: whether the operator returned.
+        tensors: how many tensors have a file.
+        bytes: size of all its files.
+        missing: the tensors without a file, as its record lists them.
+    """
+
+    folder: str
+    finished: bool
+    tensors: int
+    bytes: int
+    missing: list[Record]
+
 
 class GraphDump:
     """One graph of a run: gives a `Step` for each of its runs. `Run.graph` makes it."""
@@ -53,17 +76,23 @@ class GraphDump:
         self._steps = itertools.count()
         self._run = run
 
-    def begin_step(self) -> Step:
+    def begin_step(self, number: int | None = None) -> Step:
         """Give the next step, numbered from 0; any thread may ask.
 
         In a forked child, this graph's steps go to the child's own run.
+
+        **Arguments:**
+
+        - `number`: the step's number, if the caller counts them, since some are not dumped.
         """
         run = self._run.in_this_process()
         if run is not self._run:
             with run.rank_folder.lock:
                 if run is not self._run:
                     self._start(run)
-        return Step(run, self.number, next(self._steps), self.kind)
+        if number is None:
+            number = next(self._steps)
+        return Step(run, self.number, number, self.kind)
 
 
 class Step:
@@ -102,7 +131,9 @@ class Step:
         target: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        facts: dict[str, Any],
+        facts: Mapping[str, Any],
+        mode: Mode = "all",
+        report: Callable[[CallReport], None] | None = None,
     ) -> Call:
         """Save the arguments of one call; do it before the operator runs.
 
@@ -111,11 +142,14 @@ class Step:
         - `node`, `target`: `fx.Node.name` and the operator's name, as `aten.add.Tensor`.
         - `args`, `kwargs`: any tree of tensors and constants.
         - `facts`: further entries of the call's record, such as `scope`.
+        - `mode`: which tensors get a file: `"all"`, `"input"` or `"output"`. The record
+            describes the others as well.
+        - `report`: is told once what is written of the call; not if its record cannot be.
 
         **Raises:** `OSError` if a file cannot be written and the run was opened with
         `on_error="raise"`; else nothing.
         """
-        call = Call(self, next(self._order), node, target, facts)
+        call = Call(self, next(self._order), node, target, facts, mode, report)
         self._calls += 1
         if not self._skipped:
             self._open[call.order] = call
@@ -150,14 +184,14 @@ class Step:
                 }
             )
 
-    def write(self, name: str, array: Array) -> str | None:
-        """Write one file; give the reason if it is not there afterwards."""
+    def write(self, name: str, array: Array) -> int | str:
+        """Write one file and give its size; the reason if it is not there afterwards."""
         if self._stopped is not None:
             return self._stopped
         path = os.path.join(self._folder, name)
         try:
             self.run.rank_folder.check_owner()
-            self._bytes += write_npy(self._folder, name, array)
+            size = write_npy(self._folder, name, array)
         except OSError as error:
             number = error.errno or errno.EIO
             reason = os.strerror(number)
@@ -168,7 +202,8 @@ class Step:
             _report(self.run, OSError(number, reason, path), path)
             return reason
         self._files += 1
-        return None
+        self._bytes += size
+        return size
 
     def record_call(self, call: Call, record: Record) -> None:
         """Write a call's record; the call is no longer open."""
@@ -185,9 +220,19 @@ class Call:
     """One execution of one node. `Step.begin_call` makes it; give the result to `finish`."""
 
     def __init__(
-        self, step: Step, order: int, node: str, target: str, facts: dict[str, Any]
+        self,
+        step: Step,
+        order: int,
+        node: str,
+        target: str,
+        facts: Mapping[str, Any],
+        mode: Mode,
+        report: Callable[[CallReport], None] | None,
     ) -> None:
         self.order = order
+        self._mode = mode
+        self._report = report
+        self._bytes = self._tensors = 0
         self._step = step
         self._stem = layout.call_stem(node, target)
         self._stamp = layout.time_stamp()
@@ -201,8 +246,10 @@ class Call:
             "node": node,
             "target": target,
             "time": self._stamp,
-            **plain(facts),
+            **plain(dict(facts)),
         }
+        if mode != "all":
+            self._record["mode"] = mode
 
     def save_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Write the INPUT and KWARG files; `Step.begin_call` does it."""
@@ -244,10 +291,22 @@ class Call:
         step = self._step
         with _guarded(step.run, step.run.rank_folder.manifest.path, step.problems):
             step.record_call(self, self._finished_record())
+            self._tell(finished=True)
 
     def record_unfinished(self) -> None:
         """Write the record of a call whose operator did not return."""
         self._step.record_call(self, {**self._finished_record(), "unfinished": True})
+        self._tell(finished=False)
+
+    def _tell(self, *, finished: bool) -> None:
+        if self._report is not None:
+            folder = self._step.run.folder
+            report = CallReport(folder, finished, self._tensors, self._bytes, self._missing)
+            self._report(report)
+
+    def _keeps(self, slot: str) -> bool:
+        """Whether the mode wants a file for a slot."""
+        return self._mode == "all" or (self._mode == "input") == slot.startswith(_OF_INPUTS)
 
     def _finished_record(self) -> Record:
         return {**self._record, "files": self._files, "missing": self._missing}
@@ -259,7 +318,7 @@ class Call:
 
     def _save_numbers(self, value: Any, slot: str) -> None:
         """Write numbers as TorchAir does; the record has them as constants as well."""
-        array = number_array(value)
+        array = number_array(value) if self._keeps(slot) else None
         if array is not None:
             self._write(slot, array)
         elif isinstance(value, list | tuple | dict):
@@ -270,6 +329,8 @@ class Call:
     def _hand_over(self, tensor: Any, slot: str) -> Description:
         """Take one tensor: the one place through which every tensor goes to the disk."""
         description = {"slot": slot, **describe(tensor)}
+        if not self._keeps(slot):
+            return description
         copy = self._step.transfers.start(tensor)
         if copy is None:
             self._write_tensor(tensor, slot)
@@ -289,15 +350,17 @@ class Call:
                 "listed in the manifest only",
             )
         else:
-            self._write(slot, array)
+            self._tensors += self._write(slot, array)
 
-    def _write(self, slot: str, array: Array) -> None:
+    def _write(self, slot: str, array: Array) -> bool:
         name = layout.file_name(self._stem, slot, self._stamp)
-        reason = self._step.write(name, array)
-        if reason is None:
+        written = self._step.write(name, array)
+        if isinstance(written, int):
             self._files[slot] = name
-        else:
-            self._missing.append({"slot": slot, "file": name, "reason": reason})
+            self._bytes += written
+            return True
+        self._missing.append({"slot": slot, "file": name, "reason": written})
+        return False
 
 
 # Files

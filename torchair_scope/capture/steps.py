@@ -1,0 +1,139 @@
+"""The steps of a compiled graph on their way to the store: which are dumped, and where to.
+
+Each scope in the graph may have options of its own, so one run of a graph may be a step of several
+dumps, or of none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torchair_scope.capture.account import Outcome, account
+from torchair_scope.capture.interpreter import CallSink, StepSink, Unsaved
+from torchair_scope.capture.saved import Saved, SavedCall
+from torchair_scope.capture.settings import DumpSettings
+from torchair_scope.capture.tags import Tag
+from torchair_scope.options import Options
+from torchair_scope.store.layout import rank_and_world_size
+from torchair_scope.store.run import open_run
+from torchair_scope.store.writer import GraphDump, Mode, Step
+
+Destination = tuple[Any, Any]
+
+
+class GraphSink(Protocol):
+    """A graph, as the store sees it: it begins a step for each run."""
+
+    def begin_step(self) -> StepSink:
+        """Begin to save one run of the graph."""
+
+
+class DumpedGraph:
+    """One compiled graph; its record is written at the first run that is dumped.
+
+    A wrong path is found there and not while Dynamo compiles, so that the user gets the
+    NotADirectoryError or PermissionError itself, and before any work is done.
+
+    Args:
+        settings: those of the backend.
+        number: of the graph.
+        description: for the graph's record.
+        saved: what is saved of it.
+    """
+
+    def __init__(
+        self,
+        settings: DumpSettings,
+        number: int,
+        description: Mapping[str, Any],
+        saved: Saved,
+    ) -> None:
+        self._settings = settings
+        self._number = number
+        self._description = dict(description)
+        self._lock = threading.Lock()
+        self._steps = itertools.count()
+        self._dumps: dict[Destination, GraphDump] = {}
+        self._numbers: dict[Tag | None, list[str | None]] = defaultdict(list)
+        for call in saved.all_calls():
+            self._numbers[call.tag].append(call.number)
+        self._noted: set[tuple[Tag | None, Outcome]] = set()
+
+    def begin_step(self) -> StepSink:
+        """Begin to save one run of the graph; nothing is written if none of it is selected."""
+        number = next(self._steps)
+        steps: dict[Destination, Step] = {}
+        modes: dict[Tag | None, tuple[Step, Mode]] = {}
+        for tag in self._numbers:
+            options = self._settings.options_of(tag)
+            skipped = why_skipped(options, number)
+            if skipped is not None:
+                self._note(tag, skipped)
+                continue
+            destination = (options.path, options.on_error)
+            if destination not in steps:
+                steps[destination] = self._dump(destination).begin_step(number)
+            modes[tag] = steps[destination], options.mode or "all"
+        return DumpedStep(list(steps.values()), modes) if modes else Unsaved()
+
+    def _dump(self, destination: Destination) -> GraphDump:
+        with self._lock:
+            if destination not in self._dumps:
+                run = open_run(*destination)
+                self._dumps[destination] = run.graph(self._number, self._description)
+            return self._dumps[destination]
+
+    def _note(self, tag: Tag | None, outcome: Outcome) -> None:
+        """Tell the account once what it would be told at each step."""
+        if (tag, outcome) not in self._noted:
+            self._noted.add((tag, outcome))
+            account.note(self._numbers[tag], outcome)
+
+
+def why_skipped(options: Options, step: int | None) -> Outcome | None:
+    """What the account says of a step that is not dumped; None for one that is.
+
+    Args:
+        options: those in force.
+        step: its number; None if it is selected in any case.
+    """
+    if options.ranks is not None and not options.selects_rank(this_rank()):
+        return Outcome.RANK
+    return None if step is None or options.selects(step) else Outcome.STEP
+
+
+def this_rank() -> int:
+    """The rank of this process."""
+    return rank_and_world_size()[0]
+
+
+class DumpedStep:
+    """One run of a compiled graph: a step of each dump that one of its scopes goes to."""
+
+    def __init__(self, steps: list[Step], modes: Mapping[Tag | None, tuple[Step, Mode]]) -> None:
+        self._steps = steps
+        self._modes = modes
+
+    def begin_call(
+        self,
+        node: str,
+        target: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        saved: SavedCall,
+    ) -> CallSink:
+        """Save the inputs of a call, if its scope is dumped in this step."""
+        if saved.tag not in self._modes:
+            return Unsaved()
+        step, mode = self._modes[saved.tag]
+        report = account.begun(saved.tag, saved.number)
+        return step.begin_call(node, target, args, kwargs, saved.facts, mode, report)
+
+    def finish(self) -> None:
+        """Write the steps' records."""
+        for step in self._steps:
+            step.finish()

@@ -1,0 +1,223 @@
+"""The options of a scope: what of it is dumped, when, and where to.
+
+An option may be given in several places. The most local one wins: the scope itself, the scope
+around it, the backend (its config, its arguments), `configure`, an environment variable
+`TORCHAIR_SCOPE_*`, and else the built-in value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import functools
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypedDict
+
+import torch
+
+from torchair_scope import switch
+from torchair_scope.numbers import Numbers, numbers
+
+Mode = Literal["all", "input", "output"]
+OnError = Literal["warn", "raise"]
+Ops = str | Callable[[torch.fx.Node], Any]
+
+MODES = ("all", "input", "output")
+ON_ERROR = ("warn", "raise")
+
+
+class GivenOptions(TypedDict, total=False):
+    """The options as a user writes them; see `data_dump`."""
+
+    mode: Mode | None
+    steps: str | int | range | set[int] | frozenset[int] | list[int] | tuple[int, ...] | None
+    ranks: str | int | range | set[int] | frozenset[int] | list[int] | tuple[int, ...] | None
+    ops: Ops | None
+    path: str | os.PathLike[str] | None
+    on_error: OnError | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options as they were given in one place; None for one that was not."""
+
+    mode: Mode | None = None
+    steps: Numbers | None = None
+    ranks: Numbers | None = None
+    ops: Ops | None = None
+    path: str | None = None
+    on_error: OnError | None = None
+
+    def over(self, other: Options) -> Options:
+        """These options, and for those that were not given the ones of `other`."""
+        given = {name: value for name in NAMES if (value := getattr(self, name)) is not None}
+        return replace(other, **given) if given else other
+
+    def selects(self, step: int) -> bool:
+        """Whether a step is dumped."""
+        return self.steps is None or step in self.steps
+
+    def selects_rank(self, rank: int) -> bool:
+        """Whether a process with this rank dumps."""
+        return self.ranks is None or rank in self.ranks
+
+    def selects_operator(self, node: torch.fx.Node) -> bool:
+        """Whether an operator is dumped."""
+        if self.ops is None:
+            return True
+        if isinstance(self.ops, str):
+            return fnmatch.fnmatchcase(str(node.target), self.ops)
+        return bool(self.ops(node))
+
+
+NAMES = tuple(field.name for field in fields(Options))
+NONE = Options()
+
+
+def options_of(given: Mapping[str, Any], giver: str) -> Options:
+    """Check options as a user has written them.
+
+    Args:
+        given: by name.
+        giver: how errors call what they were given to.
+
+    Raises:
+        TypeError: there is no such option, or its value is of a wrong type.
+        ValueError: it cannot have this value.
+    """
+    for name in given:
+        if name not in NAMES:
+            raise TypeError(f"{giver} has no option {name!r}: {_hint(name, NAMES)}")
+    checks = {name: _CHECKS[name](value) for name, value in given.items() if value is not None}
+    return Options(**checks)
+
+
+def _hint(name: str, legal: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, legal, n=1, cutoff=0.5)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"all options {', '.join(legal)}"
+
+
+def _one_of(legal: tuple[str, ...], name: str, value: Any) -> str:
+    if isinstance(value, str) and value in legal:
+        return value
+    kind = ValueError if isinstance(value, str) else TypeError
+    raise kind(f"{name} is {value!r}; it can be one of {', '.join(legal)}")
+
+
+def _ops(value: Any) -> Any:
+    if isinstance(value, str) or callable(value):
+        return value
+    raise TypeError(
+        f"ops is {value!r}; it can be a pattern such as 'aten.mm*', which targets are compared "
+        "with, or a predicate that is called with a torch.fx.Node"
+    )
+
+
+def _path(value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"path is {value!r}; it can be a str or an os.PathLike")
+    return os.path.realpath(os.fsdecode(value))
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "mode": functools.partial(_one_of, MODES, "mode"),
+    "steps": functools.partial(numbers, option="steps"),
+    "ranks": functools.partial(numbers, option="ranks"),
+    "ops": _ops,
+    "path": _path,
+    "on_error": functools.partial(_one_of, ON_ERROR, "on_error"),
+}
+
+
+# What holds for the whole process
+
+_defaults = NONE
+_BUILT_IN = Options(mode="all", on_error="warn")
+
+
+class Configured(AbstractContextManager[None]):
+    """What `configure` gives: its options hold from now on, or only inside a `with` block."""
+
+    def __init__(self, before: Options) -> None:
+        self._before = before
+
+    def __exit__(self, *exc_info: object) -> None:
+        global _defaults
+        _defaults = self._before
+
+
+def set_defaults(given: Mapping[str, Any]) -> Configured:
+    """Set defaults of this process; an option that is None has none from then on."""
+    global _defaults
+    checked = options_of(given, "configure")
+    configured = Configured(_defaults)
+    _defaults = replace(_defaults, **{name: getattr(checked, name) for name in given})
+    return configured
+
+
+def variable(name: str) -> str:
+    """The environment variable of an option."""
+    return f"{switch.VARIABLE}_{name.upper()}"
+
+
+_VARIABLES = tuple(map(variable, NAMES))
+
+
+def from_environment() -> Options:
+    """The options that stand in environment variables now.
+
+    Raises:
+        ValueError: an option cannot have the value of its variable.
+    """
+    return _from_variables(tuple(map(os.environ.get, _VARIABLES)))
+
+
+@functools.lru_cache(maxsize=8)
+def _from_variables(values: tuple[str | None, ...]) -> Options:
+    given = {name: value for name, value in zip(NAMES, values, strict=True) if value}
+    path = given.pop("path", None)  # As it is: relative to the folder that is current at each use.
+    return replace(options_of(given, "the environment"), path=path)
+
+
+def _refuse_misspelt_variables() -> None:
+    for name in os.environ:
+        if name.startswith(f"{switch.VARIABLE}_") and name not in _VARIABLES:
+            raise TypeError(f"there is no environment variable {name}: {_hint(name, _VARIABLES)}")
+
+
+def in_force(options: Options) -> Options:
+    """The options with the defaults of this process for those that were not given."""
+    return options.over(_defaults).over(from_environment()).over(_BUILT_IN)
+
+
+# A wrong variable fails when the package is imported.
+_refuse_misspelt_variables()
+from_environment()
+
+
+# Options on graphs: a graph can be copied and written to disk, so it holds a key in their place.
+
+_by_key: dict[str, Options] = {"": NONE}
+_keys: dict[tuple[Any, ...], str] = {}
+_lock = threading.Lock()
+
+
+def key_of(options: Options) -> str:
+    """The key under which these options can be found in this process."""
+    if options == NONE:
+        return ""
+    values = tuple(getattr(options, name) for name in NAMES)
+    identity = tuple(id(value) if callable(value) else value for value in values)
+    with _lock:
+        key = _keys.setdefault(identity, str(len(_by_key)))
+        _by_key.setdefault(key, options)  # It keeps a predicate alive, and so its id its own.
+        return key
+
+
+def options_with_key(key: str) -> Options:
+    """The options of a key; none for a key of another process."""
+    return _by_key.get(key, NONE)
