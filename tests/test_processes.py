@@ -200,7 +200,6 @@ def test_eight_threads_share_a_compiled_model_inside_and_outside_scopes(dump_pat
             assert torch.equal(call.load_args()[0][1], x)
 
 
-@pytest.mark.xfail(reason="a scope is taken for a part of what another thread compiles")
 def test_a_scope_opened_while_another_thread_compiles_is_dumped_and_leaves_that_graph_alone(
     dump_path, monkeypatch
 ):
