@@ -13,6 +13,7 @@ import pytest
 
 import torchair_scope
 from torchair_scope import backends, config, scope
+from torchair_scope.analysis import compare, load, metrics, replay
 from torchair_scope.store import reader, run
 
 PUBLIC: list[Any] = [
@@ -32,6 +33,10 @@ PUBLIC: list[Any] = [
     run.Run.graph,
     reader.read,
     reader.Call.load_args,
+    load.load,
+    compare.compare,
+    replay.replay,
+    metrics.measure,
 ]
 
 

@@ -11,6 +11,7 @@ model is compiled.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from torchair_scope import _torchair_private, scope
@@ -19,25 +20,34 @@ from torchair_scope.backends.patching import unpatch
 from torchair_scope.scope import dump_ops, remove_dump_ops
 
 if TYPE_CHECKING:
+    from torchair_scope.analysis.compare import compare
+    from torchair_scope.analysis.load import load
+    from torchair_scope.analysis.replay import replay
     from torchair_scope.backends import get_compiler, get_npu_backend
     from torchair_scope.config import CompilerConfig
 
 __all__ = [
     "CompilerConfig",
+    "compare",
     "dump_ops",
     "get_compiler",
     "get_npu_backend",
+    "load",
     "remove_dump_ops",
+    "replay",
     "scope",
     "unpatch",
 ]
 __version__ = "0.1.0"
 
+_ANALYSIS = ("compare", "load", "replay")
 _TORCHAIRS_OWN = ("CompilerConfig", "get_compiler", "get_npu_backend")
 
 
 def __getattr__(name: str) -> Any:
-    """These three are TorchAir's own where TorchAir can be imported."""
+    """What is imported when asked for; `_TORCHAIRS_OWN` are TorchAir's where it can be imported."""
+    if name in _ANALYSIS:
+        return getattr(importlib.import_module(f"torchair_scope.analysis.{name}"), name)
     if name not in _TORCHAIRS_OWN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from torchair_scope import backends, config

@@ -7,7 +7,6 @@ Three things of TorchAir are changed: `torchair.scope.data_dump` becomes ours,
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -31,6 +30,9 @@ class _Change(NamedTuple):
 
 
 _changes: list[_Change] = []
+# All that hooks were called with: torch_npu's lazy stand-ins may have a module loaded twice, and
+# then `sys.modules` has another copy than the package uses.
+_imported: list[tuple[Package, ModuleType]] = []
 _enabled = False
 _hooked = False
 
@@ -39,9 +41,9 @@ def patch() -> None:
     """Patch TorchAir now if it is imported, else as soon as it is. Never imports it."""
     global _enabled, _hooked
     _enabled = True
+    for package, module in _imported:
+        _patch_package(package, module)
     if _hooked:
-        for package in (TORCHAIR, NPUGRAPH_EX):
-            _patch_if_imported(package)
         return
     _hooked = True
     for package in (TORCHAIR, NPUGRAPH_EX):
@@ -68,16 +70,11 @@ def unpatch() -> None:
 
 def _hook(package: Package) -> Callable[[ModuleType], None]:
     def imported(module: ModuleType) -> None:
+        _imported.append((package, module))
         if _enabled:
             _patch_package(package, module)
 
     return imported
-
-
-def _patch_if_imported(package: Package) -> None:
-    module = sys.modules.get(package.compiler_module)
-    if module is not None:
-        _patch_package(package, module)
 
 
 def _patch_package(package: Package, module: ModuleType) -> None:

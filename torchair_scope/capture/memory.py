@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from torchair_scope.capture.symbols import is_symbolic
+from torchair_scope.capture.symbols import is_symbolic, value_of
 from torchair_scope.capture.targets import (
     body_nodes,
     is_call,
@@ -21,6 +21,9 @@ from torchair_scope.capture.targets import (
     operands,
 )
 
+# Dynamo refuses branches that return a view of an operand.
+_RETURNS_NEW_MEMORY = {"cond"}
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
 _WRITES_FIRST_ARGUMENT = {
     *("iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior"),
     *("ipow", "irshift", "isub", "itruediv", "ixor", "setitem", "delitem"),
@@ -47,7 +50,9 @@ def shared_by(node: fx.Node) -> list[fx.Node]:
         return operands(node)
     if isinstance(node.target, OpOverload):
         return _given_to(node, _annotations(node.target).shared)
-    return [] if is_symbolic(node) or is_functional(node) else operands(node)
+    if is_symbolic(node) or is_functional(node) or name_of(node) in _RETURNS_NEW_MEMORY:
+        return []
+    return [operand for operand in operands(node) if not isinstance(value_of(operand), _NUMBERS)]
 
 
 def storages(graph: fx.Graph) -> dict[fx.Node, fx.Node]:

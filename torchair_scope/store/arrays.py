@@ -218,7 +218,7 @@ def _from_bits16(tensor: torch.Tensor) -> Array:
 @functools.cache
 def _float8_values(dtype: torch.dtype) -> Array:
     """The float32 value of each of the 256 bytes; each NaN carries its byte, to be told apart."""
-    every_byte = torch.arange(256, dtype=torch.uint8)
+    every_byte = torch.arange(256, dtype=torch.uint8, device="cpu")
     values: Array = every_byte.view(dtype).to(torch.float32).numpy()
     nan = np.isnan(values)
     values.view(np.uint32)[nan] |= every_byte.numpy()[nan]
@@ -313,10 +313,10 @@ def _quantised(array: Array, quantizer: Description, dtype: torch.dtype) -> torc
     dense = torch.from_numpy(np.array(array, dtype=np.float32))
     if "axis" not in quantizer:
         return torch.quantize_per_tensor(dense, quantizer["scale"], quantizer["zero_point"], dtype)
-    scales = torch.tensor(quantizer["scale"], dtype=torch.float64)
+    scales = torch.tensor(quantizer["scale"], dtype=torch.float64, device="cpu")
     whole = all(isinstance(point, int) for point in quantizer["zero_point"])
     zero_points = torch.tensor(
-        quantizer["zero_point"], dtype=torch.int64 if whole else torch.float32
+        quantizer["zero_point"], dtype=torch.int64 if whole else torch.float32, device="cpu"
     )
     if not whole:
         scales = scales.float()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 _NAME = os.environ.get("TORCHAIR_SETUP")
 collect_ignore_glob = [] if _NAME else ["test_*.py"]
@@ -27,6 +28,14 @@ if _NAME:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch and torch_npu say when they are imported
         _SETUP = install.install(_NAME, stub_folder=str(prepare.STUBS))
+
+    import npugraph_ex  # noqa: F401 - wakes the lazy package before one of its modules is imported
+
+    import torchair_scope
+    from torchair_scope.backends import patching
+    from torchair_scope.store.reader import Dump, read
+
+    torchair_scope.unpatch()  # a test that wants TorchAir with scopes takes the fixture `patched`
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -81,3 +90,46 @@ def recorder() -> Recorder:
 def compiler_config() -> Callable[..., Any]:
     """`compiler_config(mode="max-autotune")`: a fresh TorchAir `CompilerConfig` for this set-up."""
     return lambda mode="max-autotune": _SETUP.compiler_config(mode)
+
+
+@pytest.fixture
+def patched() -> Iterator[None]:
+    """In this test TorchAir has scopes in it; without the fixture it is as it was installed."""
+    patching.patch()
+    yield
+    torchair_scope.unpatch()
+
+
+@pytest.fixture
+def dump_path(tmp_path: Path) -> Path:
+    """The folder of the dump."""
+    return tmp_path / "dump"
+
+
+@pytest.fixture
+def read_dump(dump_path: Path) -> Callable[[], Dump]:
+    """`read_dump()` is the dump as it is now."""
+    return lambda: read(dump_path)
+
+
+@pytest.fixture
+def dump_config(compiler_config: Callable[..., Any], dump_path: Path) -> Callable[..., Any]:
+    """`dump_config(mode="max-autotune")`: a config whose dump goes to `dump_path`."""
+
+    def config(mode: str = "max-autotune") -> Any:
+        made = compiler_config(mode)
+        made.debug.data_dump.path = str(dump_path)
+        return made
+
+    return config
+
+
+@pytest.fixture
+def compile_with(torchair: Any) -> Callable[..., Any]:
+    """`compile_with(config, function, dynamic=None)`: the function, compiled by TorchAir."""
+
+    def compiled(config: Any, function: Any, **options: Any) -> Any:
+        backend = torchair.get_npu_backend(compiler_config=config)
+        return torch.compile(function, backend=backend, fullgraph=True, **options)
+
+    return compiled

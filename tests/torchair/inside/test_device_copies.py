@@ -6,7 +6,7 @@ import torch
 import torchair_scope
 from torchair_scope.store.reader import read
 
-pytestmark = pytest.mark.only_in("C")
+pytestmark = [pytest.mark.only_in("C"), pytest.mark.usefixtures("patched")]
 
 
 @pytest.fixture
@@ -51,3 +51,27 @@ def test_the_record_says_which_internal_format_a_tensor_had(torchair, compiler_c
     compile_scoped(torchair, compiler_config(), tmp_path)(torch.ones(4, device="npu"))
     (rank,) = read(tmp_path).ranks
     assert isinstance(rank.calls[0].record["outputs"]["tensor"]["npu_format"], int)
+
+
+def test_copies_go_to_the_host_where_the_npu_is_the_default_device(
+    torchair, compiler_config, tmp_path
+):
+    with torch.device("npu"):
+        compile_scoped(torchair, compiler_config(), tmp_path)(torch.ones(4))
+        dump = read(tmp_path)
+        assert dump.problems == []
+        assert dump.ranks[0].calls[-1].load_outputs("cpu").tolist() == [7.0] * 4
+
+
+def test_an_internal_format_is_recorded_and_the_file_has_the_logical_layout(
+    torchair, compiler_config, tmp_path, monkeypatch
+):
+    import torch_npu
+
+    fractal_nz = 29
+    monkeypatch.setattr(torch_npu, "get_npu_format", lambda tensor: fractal_nz)
+    compile_scoped(torchair, compiler_config(), tmp_path)(torch.ones(3, 5, device="npu"))
+    (rank,) = read(tmp_path).ranks
+    recorded = rank.calls[0].record["outputs"]["tensor"]
+    assert (recorded["npu_format"], recorded["shape"]) == (fractal_nz, [3, 5])
+    assert rank.calls[0].load_outputs("cpu").tolist() == [[3.0] * 5] * 3

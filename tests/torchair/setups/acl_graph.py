@@ -18,6 +18,11 @@ class _Tape(TorchDispatchMode):
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
         self._before: dict[int, tuple[Any, Any]] = {}
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A capture on a device is no dispatch mode: Dynamo runs compiled code in it."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:
@@ -58,6 +63,7 @@ class TapedGraph:
     def capture_begin(self, *args: Any, **kwargs: Any) -> None:
         self.captures += 1
         self.capturing = True
+        self._random_state = torch.get_rng_state()
         self._tape = _Tape()
         self._tape.__enter__()
 
@@ -65,6 +71,7 @@ class TapedGraph:
         assert self._tape is not None
         self._tape.__exit__(None, None, None)
         self._tape.undo_writes()
+        torch.set_rng_state(self._random_state)  # nothing was drawn, either
         self.capturing = False
 
     @torch.no_grad()

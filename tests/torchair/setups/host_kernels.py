@@ -58,10 +58,10 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the same memory."""
     storage = tensor.untyped_storage()
     if not storage.nbytes():
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     memory = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
     raw = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-    empty = torch.empty(0, dtype=tensor.dtype)
+    empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
     return empty.set_(raw, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 

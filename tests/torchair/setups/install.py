@@ -56,6 +56,9 @@ class Setup:
         return config
 
 
+CURRENT: Setup | None = None  # what `install` has installed in this process
+
+
 def install(name: str, stub_folder: str | None = None) -> Setup:
     """Install a set-up. Once in a process, and before anything imports torch_npu or TorchAir.
 
@@ -79,7 +82,9 @@ def install(name: str, stub_folder: str | None = None) -> Setup:
     else:
         torchair = _import_without_torch_npu(hand_made=name == "B")
     ge_executor.watch_concrete_graphs()
-    return Setup(name, torchair, "npu" if name == "C" else "cpu", MODES[name])
+    global CURRENT
+    CURRENT = Setup(name, torchair, "npu" if name == "C" else "cpu", MODES[name])
+    return CURRENT
 
 
 def _import_without_torch_npu(hand_made: bool) -> Any:

@@ -1,0 +1,232 @@
+"""Pairs and verdicts beyond planted faults: other graphs, missing parts, other machines."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+import torch
+
+import torchair_scope
+from tests.analysis.conftest import rank_folder, without_manifest
+from torchair_scope.analysis.numerics import Tolerance
+from torchair_scope.store.run import open_run
+
+
+def write_dump(path, calls, direction="inference", nodes=()):
+    """Dump calls `(node, target, args, result, facts)` as one step of one graph."""
+    step = open_run(path).graph(1, {"direction": direction, "nodes": list(nodes)}).begin_step()
+    for node, target, args, result, facts in calls:
+        step.begin_call(node, target, args, {}, facts).finish(result)
+    step.finish()
+    return path
+
+
+def chain(values, operators, names=None, facts=None):
+    """Calls that hand their result on."""
+    calls = []
+    for position, operator in enumerate(operators):
+        name = names[position] if names else f"{operator}_{position}"
+        result = getattr(torch.ops.aten, operator).default(values)
+        calls.append((name, f"aten.{operator}.default", (values,), result, (facts or {})))
+        values = result
+    return calls
+
+
+X = torch.linspace(0.1, 0.9, 30).reshape(5, 6)
+
+
+def test_a_dump_without_a_manifest_is_compared_by_its_names(float32_dump, faulty_dump):
+    comparison = torchair_scope.compare(without_manifest(float32_dump), faulty_dump)
+    assert (comparison.verdict.kind, comparison.verdict.call.pair.target.node) == ("made", "sub")
+    assert {result.pair.rule for result in comparison.results} == {"name"}
+    assert any("no manifest" in note for note in comparison.notes)
+
+
+def test_a_target_without_a_manifest_is_judged_as_far_as_that_goes(sound_dumps, float32_dump):
+    comparison = torchair_scope.compare(sound_dumps["float32"], without_manifest(float32_dump))
+    assert comparison.verdict.kind == "agrees"
+
+
+def test_other_graph_and_step_numbers_do_not_matter(sound_dumps, float32_dump):
+    manifest = rank_folder(float32_dump) / "manifest.jsonl"
+    lines = []
+    for line in manifest.read_text().splitlines():
+        record = json.loads(line)
+        if "graph" in record:
+            record["graph"] += 40
+        lines.append(json.dumps(record))
+    manifest.write_text("\n".join(lines) + "\n")
+    for folder in rank_folder(float32_dump).glob("graph_*"):
+        folder.rename(folder.with_name(f"graph_{int(folder.name[6:]) + 40}"))
+    comparison = torchair_scope.compare(sound_dumps["float32"], float32_dump)
+    assert comparison.verdict.kind == "agrees"
+    assert not comparison.only_golden
+    for result in comparison.results:
+        assert result.pair.golden.graph.number + 40 == result.pair.target.graph.number
+        assert result.pair.golden.step.number == result.pair.target.step.number
+
+
+def test_a_scope_is_found_in_the_dump_of_a_whole_model(tmp_path):
+    operators = ["sin", "cos", "tanh", "sin", "cos", "tanh", "exp"]
+    whole = write_dump(tmp_path / "whole", chain(X, operators))
+    scoped = chain(X, operators)[3:6]
+    named = [(f"{name}_renamed", *rest[:-1], {"scope": "layer"}) for name, *rest in scoped]
+    part = write_dump(tmp_path / "part", named)
+    comparison = torchair_scope.compare(whole, part)
+    assert len(comparison.results) == 3
+    assert len(comparison.only_golden) == 4
+    assert not comparison.only_target
+
+
+def test_names_tell_repeated_layers_apart(tmp_path):
+    operators = ["sin", "cos", "tanh"] * 3
+    whole = write_dump(tmp_path / "whole", chain(X, operators))
+    part = write_dump(tmp_path / "part", chain(X, operators)[3:6])
+    comparison = torchair_scope.compare(whole, part)
+    assert [result.pair.rule for result in comparison.results] == ["name"] * 3
+    assert comparison.verdict.kind == "agrees"
+
+
+def test_a_decomposed_operator_is_paired_by_the_shape_of_its_result(tmp_path):
+    silu = torch.ops.aten.silu.default(X)
+    sigmoid = X.sigmoid()
+    golden = [
+        ("sin", "aten.sin.default", (X,), X.sin(), {}),
+        ("silu", "aten.silu.default", (X,), silu, {}),
+        ("cos", "aten.cos.default", (silu,), silu.cos(), {}),
+    ]
+    target = [
+        golden[0],
+        ("sigmoid", "aten.sigmoid.default", (X,), sigmoid, {}),
+        ("mul", "aten.mul.Tensor", (X, sigmoid), X * sigmoid, {}),
+        golden[2],
+    ]
+    comparison = torchair_scope.compare(
+        write_dump(tmp_path / "golden", golden), write_dump(tmp_path / "target", target)
+    )
+    pairs = [
+        (result.pair.golden.node, result.pair.target.node, result.pair.rule)
+        for result in comparison.results
+    ]
+    assert pairs == [("sin", "sin", "name"), ("silu", "mul", "shape"), ("cos", "cos", "name")]
+    assert [call.node for call in comparison.only_target] == ["sigmoid"]
+    assert comparison.verdict.kind == "agrees"
+
+
+def test_in_place_operators_of_eager_code_are_paired_with_functional_ones(tmp_path):
+    eager = [("add_", "aten.add_.Tensor", (X.clone(), X), X + X, {"scope": "s"})]
+    compiled = [("add", "aten.add.Tensor", (X, X), X + X, {"scope": "s"})]
+    comparison = torchair_scope.compare(
+        write_dump(tmp_path / "eager", eager), write_dump(tmp_path / "compiled", compiled)
+    )
+    assert len(comparison.results) == 1
+    assert comparison.verdict.kind == "agrees"
+
+
+def test_an_amplified_rounding_is_no_error(tmp_path):
+    """The sum cancels: its inputs are off by a rounding, and it is off by all of its value."""
+    golden = torch.tensor([1.0, -1.0]) + torch.tensor([1e-6, 0.0])
+    target = torch.nextafter(golden, torch.tensor([2.0, 0.0]))
+    paths = [
+        write_dump(tmp_path / name, [("sum_1", "aten.sum.default", (x,), x.sum(), {})])
+        for name, x in (("golden", golden), ("target", target))
+    ]
+    assert torchair_scope.compare(*paths).verdict.kind == "agrees"
+    strict = torchair_scope.compare(*paths, tolerance=Tolerance(1e-6, 1e-8))
+    assert strict.results[0].role == "amplifies" or strict.verdict.kind == "outside"
+
+
+def test_an_error_of_the_golden_run_is_said_to_be_its_own(tmp_path):
+    right = [("sin", "aten.sin.default", (X,), X.sin(), {})]
+    wrong = [("sin", "aten.sin.default", (X,), X.sin() + 1, {})]
+    comparison = torchair_scope.compare(
+        write_dump(tmp_path / "golden", wrong), write_dump(tmp_path / "target", right)
+    )
+    assert comparison.verdict.kind == "made"
+    assert "the golden run is wrong here" in comparison.verdict.text
+
+
+def test_other_shapes_are_a_difference(tmp_path):
+    paths = [
+        write_dump(tmp_path / str(n), [("sin", "aten.sin.default", (x,), x.sin(), {})])
+        for n, x in enumerate((X, X[:3]))
+    ]
+    verdict = torchair_scope.compare(*paths).verdict
+    assert verdict.kind == "outside"
+
+
+def test_random_operators_are_not_accused(tmp_path):
+    facts = {"nondeterministic": True}
+    paths = [
+        write_dump(tmp_path / str(n), [("rand", "aten.rand_like.default", (X,), X + n, facts)])
+        for n in range(2)
+    ]
+    verdict = torchair_scope.compare(*paths).verdict
+    assert (verdict.kind, "random" in verdict.text) == ("unclear", True)
+
+
+def test_nothing_in_common_cannot_be_judged(tmp_path):
+    paths = [
+        write_dump(tmp_path / "a", chain(X, ["sin"])),
+        write_dump(tmp_path / "b", chain(X[:2], ["cos"])),
+    ]
+    comparison = torchair_scope.compare(*paths)
+    assert comparison.verdict.kind == "unclear"
+    assert (len(comparison.only_golden), len(comparison.only_target)) == (1, 1)
+
+
+def test_a_missing_file_is_said_and_the_rest_is_compared(sound_dumps, float32_dump):
+    call = torchair_scope.load(float32_dump).calls(node="tanh", step=0)[0]
+    (float32_dump / call.outputs["OUTPUT.0"].file.url).unlink()
+    comparison = torchair_scope.compare(sound_dumps["float32"], float32_dump)
+    assert any(f"{call}: OUTPUT.0 is not on disk" in note for note in comparison.notes)
+    (result,) = (
+        each
+        for each in comparison.results
+        if each.pair.target.node == "tanh" and each.pair.target.step.number == 0
+    )
+    assert result.role == "unclear"
+    assert comparison.verdict.kind == "unclear"
+
+
+def test_ranks_are_paired_by_number(sound_dumps, float32_dump):
+    folder = rank_folder(float32_dump)
+    for rank in (0, 1):
+        (float32_dump / f"worldsize2_global_rank{rank}").symlink_to(folder)
+    folder_of_two = float32_dump.with_name("two")
+    folder_of_two.mkdir()
+    for rank in (0, 1):
+        (folder_of_two / f"worldsize2_global_rank{rank}").symlink_to(folder)
+    one = folder_of_two.with_name("one")
+    one.mkdir()
+    (one / "worldsize2_global_rank1").symlink_to(folder)
+    assert len(torchair_scope.compare(folder_of_two, folder_of_two).results) == 2 * len(
+        torchair_scope.load(sound_dumps["float32"]).calls()
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ThreadPoolExecutor(2),
+        lambda: ProcessPoolExecutor(1, mp_context=get_context("spawn")),
+    ],
+    ids=["threads", "processes"],
+)
+def test_any_executor_gives_the_same(sound_dumps, faulty_dump, make):
+    told = []
+    with make() as executor:
+        there = torchair_scope.compare(
+            sound_dumps["float32"], faulty_dump, executor=executor, progress=told.append
+        )
+        replays = torchair_scope.replay(faulty_dump, node="sub", executor=executor)
+    here = torchair_scope.compare(sound_dumps["float32"], faulty_dump)
+    assert repr([each.tensors for each in there.results]) == repr(
+        [each.tensors for each in here.results]
+    )
+    assert there.verdict.text == here.verdict.text
+    assert sum(told) > 0
+    assert {each.verdict for each in replays} == {"bug"}

@@ -1,0 +1,1 @@
+"""From a dump to the first wrong operator: reads files, and nothing of the compiler."""

@@ -1,0 +1,152 @@
+"""Compare two dumps: measure every pair of tensors, then say where the error was made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+
+from torchair_scope.analysis.dump import Call, Dump, Rank
+from torchair_scope.analysis.executors import Progress, run_tasks
+from torchair_scope.analysis.judgement import TensorPair, TensorResult, compare_tensors
+from torchair_scope.analysis.load import load
+from torchair_scope.analysis.numerics import Tolerance
+from torchair_scope.analysis.pairing import CallPair, Pairing, pair_calls, pair_ranks
+from torchair_scope.analysis.verdict import CallResult, Verdict, judge
+
+Source = str | os.PathLike[str] | Dump
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the comparison of two dumps has shown.
+
+    Args:
+        verdict: where the error was made, or that there is none.
+        results: one for each pair of calls, in the order in which the target ran.
+        only_golden, only_target: calls that have no partner.
+        notes: what is missing in the dumps, and what could not be paired at all.
+    """
+
+    verdict: Verdict
+    results: list[CallResult] = field(repr=False)
+    only_golden: list[Call] = field(repr=False, default_factory=list)
+    only_target: list[Call] = field(repr=False, default_factory=list)
+    notes: list[str] = field(repr=False, default_factory=list)
+
+
+def compare(
+    golden: Source,
+    target: Source,
+    *,
+    scope: str | None = None,
+    step: int | None = None,
+    tolerance: Tolerance | None = None,
+    confirm: bool = True,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare a dump with the one that is taken to be right, and find where an error was made.
+
+        >>> import torch, torchair_scope as torchair
+        >>> from torchair_scope.analysis.compare import compare
+        >>> @torchair.dump_ops
+        ... def shift(x):
+        ...     return x.sin() + 1
+        >>> for backend in ("aot_eager", "inductor"):
+        ...     torch._dynamo.reset()
+        ...     options = {"path": backend, "backend": backend}
+        ...     compiled = torch.compile(shift, backend="torchair_scope", options=options)
+        ...     result = compiled(torch.ones(3))
+        >>> compare("aot_eager", "inductor").verdict.kind
+        'agrees'
+
+    Args:
+        golden: the dump that is right: by path, URL, or as `torchair_scope.load` gives it.
+        target: the dump to judge, likewise.
+        scope: compare the calls of this scope only.
+        step: compare this step of each graph only.
+        tolerance: for every element of every tensor; those of `torch.testing` by dtype, and a few
+            roundings of a tensor's largest value, if None.
+        confirm: run the operators that seem to have made an error again, on the target's own
+            inputs. It tells an error from rounding in the inputs that the operator amplifies.
+        executor: where tensors are read and measured: any `concurrent.futures.Executor`; here,
+            on threads, if None.
+        progress: is called with the number of bytes that have been read since the last time.
+
+    Raises:
+        FileNotFoundError: there is no dump.
+    """
+    pairing, notes = _pair(_loaded(golden), _loaded(target), scope, step)
+    tasks = [_tensor_pairs(pair) for pair in pairing.pairs]
+    measured = _measure(tasks, tolerance, executor, progress)
+    results = [
+        CallResult(pair, tensors) for pair, tensors in zip(pairing.pairs, measured, strict=True)
+    ]
+    verdict, results = judge(results, confirm=confirm)
+    return Comparison(verdict, results, pairing.only_golden, pairing.only_target, notes)
+
+
+def _loaded(dump: Source) -> Dump:
+    return dump if isinstance(dump, Dump) else load(dump)
+
+
+def bytes_to_compare(golden: Dump, target: Dump) -> int:
+    """The bytes that a comparison reads, for those who show its progress."""
+    pairing, _ = _pair(golden, target, None, None)
+    return sum(_size(_tensor_pairs(pair)) for pair in pairing.pairs)
+
+
+def _pair(
+    golden: Dump, target: Dump, scope: str | None, step: int | None
+) -> tuple[Pairing, list[str]]:
+    whole = Pairing()
+    ranks = list(pair_ranks(golden.ranks, target.ranks))
+    for golden_rank, target_rank in ranks:
+        pairing = pair_calls(
+            golden.calls(scope=scope, step=step, rank=golden_rank.number),
+            target.calls(scope=scope, step=step, rank=target_rank.number),
+        )
+        whole.pairs.extend(pairing.pairs)
+        whole.only_golden.extend(pairing.only_golden)
+        whole.only_target.extend(pairing.only_target)
+    golden_ranks, target_ranks = ([pair[side] for pair in ranks] for side in (0, 1))
+    notes = [*_notes("golden", golden, golden_ranks), *_notes("target", target, target_ranks)]
+    return whole, notes
+
+
+def _notes(side: str, dump: Dump, paired: Sequence[Rank]) -> Iterator[str]:
+    for text in dump.problems:
+        yield f"{side}: {text}"
+    for rank in dump.ranks:
+        if not any(rank is each for each in paired):
+            yield f"{side}: rank {rank.number} is not on the other side"
+
+
+def _tensor_pairs(pair: CallPair) -> list[TensorPair]:
+    golden, target = pair.golden.tensors, pair.target.tensors
+    if pair.rule == "shape":  # other operators: only what comes out in the end is the same
+        golden = {slot: tensor for slot, tensor in golden.items() if slot == "OUTPUT.0"}
+    return [
+        TensorPair(slot, tensor, target[slot]) for slot, tensor in golden.items() if slot in target
+    ]
+
+
+def _measure(
+    tasks: Sequence[list[TensorPair]],
+    tolerance: Tolerance | None,
+    executor: Executor | None,
+    progress: Progress | None,
+) -> list[list[TensorResult]]:
+    function = partial(_compare_call, tolerance)
+    return run_tasks(function, tasks, [_size(task) for task in tasks], executor, progress)
+
+
+def _compare_call(tolerance: Tolerance | None, task: list[TensorPair]) -> list[TensorResult]:
+    return [compare_tensors(pair, tolerance) for pair in task]
+
+
+def _size(task: list[TensorPair]) -> int:
+    return sum(pair.golden.size + pair.target.size for pair in task)

@@ -1,0 +1,92 @@
+"""Run many small tasks: on threads here, or on any executor that a user has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Progress = Callable[[int], None]
+
+# Bytes of files from which starting threads pays.
+WORTH_A_POOL = 1 << 28
+_CHUNK_BYTES = 1 << 24
+
+
+def run_tasks(
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    sizes: Sequence[int],
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> list[Result]:
+    """The results of a function for each task, in order.
+
+    Args:
+        function: can be pickled, as a function of a module can.
+        tasks: what it is called with, one after the other.
+        sizes: the bytes that each task reads.
+        executor: where to run it; if None, here, on threads if there is much to read. NumPy
+            computes without the lock of the interpreter, and a pool of processes would run a
+            script that has no `if __name__ == "__main__"` once more in each of them.
+        progress: is told the bytes of each task that is done.
+    """
+    if executor is not None:
+        return list(_submitted(function, tasks, sizes, executor, progress))
+    if sum(sizes) < WORTH_A_POOL or (os.cpu_count() or 1) == 1:
+        return run_in_turn(function, tasks, sizes, progress)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(_submitted(function, tasks, sizes, pool, progress))
+
+
+def run_in_turn(
+    function: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    sizes: Iterable[int],
+    progress: Progress | None = None,
+) -> list[Result]:
+    """The results of a function for each task, in order, computed here."""
+    results = []
+    for task, size in zip(tasks, sizes, strict=True):
+        results.append(function(task))
+        if progress is not None:
+            progress(size)
+    return results
+
+
+def _submitted(
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    sizes: Sequence[int],
+    executor: Executor,
+    progress: Progress | None,
+) -> Iterator[Result]:
+    chunks = list(_chunks(tasks, sizes))
+    futures: list[Future[list[Any]]] = [
+        executor.submit(_run_chunk, function, chunk) for chunk, _ in chunks
+    ]
+    for future, (_, size) in zip(futures, chunks, strict=True):
+        yield from future.result()
+        if progress is not None:
+            progress(size)
+
+
+def _run_chunk(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+    return [function(task) for task in tasks]
+
+
+def _chunks(tasks: Sequence[Task], sizes: Sequence[int]) -> Iterator[tuple[list[Task], int]]:
+    """Small tasks together, so that sending them is not what takes the time."""
+    chunk: list[Task] = []
+    total = 0
+    for task, size in zip(tasks, sizes, strict=True):
+        chunk.append(task)
+        total += size
+        if total >= _CHUNK_BYTES or len(chunk) >= 256:
+            yield chunk, total
+            chunk, total = [], 0
+    if chunk:
+        yield chunk, total

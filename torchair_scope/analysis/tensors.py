@@ -1,0 +1,88 @@
+"""One tensor of a dump: where its file is, and what it truly was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from torchair_scope.analysis.source import Array, File
+
+if TYPE_CHECKING:
+    import torch
+
+
+class MissingTensorError(LookupError):
+    """A tensor is not on disk, or not whole; the text says why."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input or output of a call. `Call.tensors` has them by slot.
+
+    Args:
+        slot: which value of the call it is, as `INPUT.0`, `INPUT.1.0`, `KWARG.mask`, `OUTPUT.0`.
+        file: its file; None if it has none.
+        size: bytes of the file.
+        description: what the manifest says of the tensor; empty where there is no manifest, and
+            for a number.
+        reason: why the file is not there, if it is not.
+    """
+
+    slot: str
+    file: File | None
+    size: int = 0
+    description: dict[str, Any] = field(default_factory=dict, repr=False)
+    reason: str | None = None
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it is an argument of the call, and not a result."""
+        return not self.slot.startswith("OUTPUT")
+
+    @cached_property
+    def dtype(self) -> str:
+        """The true dtype, as `bfloat16`; without a manifest that of the file."""
+        name = self.description.get("dtype")
+        return str(name).removeprefix("torch.") if name else str(self.numpy().dtype)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The true shape; without a manifest that of the file."""
+        recorded = self.description.get("shape")
+        return tuple(self.numpy().shape if recorded is None else recorded)
+
+    def numpy(self) -> Array:
+        """The array in the file, memory-mapped: bfloat16 and float8 are float32 there.
+
+        **Raises:** `MissingTensorError` if it is not on disk, or not whole.
+        """
+        if self.file is None:
+            raise MissingTensorError(f"{self.slot} is not on disk: {self.reason}")
+        try:
+            return self.file.array()
+        except (OSError, ValueError) as error:
+            raise MissingTensorError(f"{self.slot}: {self.file.url}: {error}") from error
+
+    def torch(self, device: str | torch.device | None = "cpu") -> torch.Tensor:
+        """The tensor with its true dtype, shape and strides, on the CPU if not told otherwise.
+
+        **Raises:** `MissingTensorError` if it is not on disk, or not whole.
+        """
+        from torchair_scope.store.arrays import to_tensor
+
+        array = self.numpy()
+        return to_tensor(array, self.description or {"dtype": str(array.dtype)}, device)
+
+
+def descriptions(tree: Any) -> dict[str, dict[str, Any]]:
+    """The tensors in an argument tree of a record, by slot."""
+    found: dict[str, dict[str, Any]] = {}
+    members = tree.values() if isinstance(tree, dict) else tree
+    if isinstance(tree, dict) and isinstance(tree.get("tensor"), dict):
+        description = tree["tensor"]
+        found[str(description.get("slot"))] = description
+    elif isinstance(tree, dict | list):
+        for member in members:
+            found.update(descriptions(member))
+    return found
