@@ -1,6 +1,6 @@
 """Compare two dumps: time against reading both once, and the most memory that it takes.
 
-    python benchmarks/compare.py --gigabytes 2
+python benchmarks/compare.py --gigabytes 2
 """
 
 from __future__ import annotations
