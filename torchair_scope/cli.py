@@ -24,6 +24,7 @@ from torchair_scope.analysis import as_json, tables
 from torchair_scope.analysis.compare import bytes_to_compare
 from torchair_scope.analysis.compare import compare as compare_dumps
 from torchair_scope.analysis.dump import Call, Dump
+from torchair_scope.analysis.executors import pool_for
 from torchair_scope.analysis.export_files import FORMATS
 from torchair_scope.analysis.export_files import export as export_dump
 from torchair_scope.analysis.load import load
@@ -168,15 +169,17 @@ def compare(
     as_machine: AsJson = False,
 ) -> None:
     """Which operator is the first wrong one."""
-    with _progress("compare") as begin:
-        dumps = load(golden), load(target)
+    dumps = load(golden), load(target)
+    size = bytes_to_compare(*dumps)
+    with _progress("compare") as begin, pool_for(size) as executor:
         comparison = compare_dumps(
             *dumps,
             scope=scope,
             step=step,
             tolerance=_tolerance(rtol, atol),
             confirm=confirm,
-            progress=begin(bytes_to_compare(*dumps)),
+            executor=executor,
+            progress=begin(size),
         )
     if output is not None:
         from torchair_scope.analysis.report import write_report

@@ -72,8 +72,8 @@ def compare(
             roundings of a tensor's largest value, if None.
         confirm: run the operators that seem to have made an error again, on the target's own
             inputs. It tells an error from rounding in the inputs that the operator amplifies.
-        executor: where tensors are read and measured: any `concurrent.futures.Executor`; here,
-            on threads, if None.
+        executor: where tensors are read and measured: any `concurrent.futures.Executor`; here
+            if None. The command line takes a pool of processes if there is much to read.
         progress: is called with the number of bytes that have been read since the last time.
 
     Raises:

@@ -1,17 +1,19 @@
-"""Run many small tasks: on threads here, or on any executor that a user has."""
+"""Run many small tasks: here, on a pool of processes, or on any executor that a user has."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from typing import Any, TypeVar
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Progress = Callable[[int], None]
 
-# Bytes of files from which starting threads pays.
+# Bytes of files from which starting processes pays.
 WORTH_A_POOL = 1 << 28
 _CHUNK_BYTES = 1 << 24
 
@@ -29,17 +31,26 @@ def run_tasks(
         function: can be pickled, as a function of a module can.
         tasks: what it is called with, one after the other.
         sizes: the bytes that each task reads.
-        executor: where to run it; if None, here, on threads if there is much to read. NumPy
-            computes without the lock of the interpreter, and a pool of processes would run a
-            script that has no `if __name__ == "__main__"` once more in each of them.
+        executor: where to run it; here if None.
         progress: is told the bytes of each task that is done.
     """
     if executor is not None:
         return list(_submitted(function, tasks, sizes, executor, progress))
-    if sum(sizes) < WORTH_A_POOL or (os.cpu_count() or 1) == 1:
-        return run_in_turn(function, tasks, sizes, progress)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(_submitted(function, tasks, sizes, pool, progress))
+    return run_in_turn(function, tasks, sizes, progress)
+
+
+@contextmanager
+def pool_for(size: int) -> Iterator[Executor | None]:
+    """A pool of processes if there is much to read, else nothing.
+
+    For programs with a main guard: each process imports the main module once more. It is not
+    forked, since a fork of a process with torch's threads can hang.
+    """
+    if size < WORTH_A_POOL or (os.cpu_count() or 1) == 1:
+        yield None
+        return
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        yield pool
 
 
 def run_in_turn(
