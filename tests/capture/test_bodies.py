@@ -296,6 +296,6 @@ def test_of_a_graph_that_is_dumped_as_a_whole_the_bodies_are_dumped(dump_path):
 
     options = {"path": str(dump_path), "type": "npy"}
     compiled = torch.compile(function, backend="torchair_scope", options=options)
-    with pytest.warns(UserWarning, match="FALLS BACK"):
+    with pytest.warns(UserWarning, match="FALLBACK"):
         compiled(torch.ones(3))
     assert names(read(dump_path).ranks[0].calls) == ["sum_1", "gt", "cond", "cond_0__sin"]
