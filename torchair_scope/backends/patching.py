@@ -7,6 +7,7 @@ Three things of TorchAir are changed: `torchair.scope.data_dump` becomes ours,
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -71,10 +72,32 @@ def unpatch() -> None:
 def _hook(package: Package) -> Callable[[ModuleType], None]:
     def imported(module: ModuleType) -> None:
         _imported.append((package, module))
+        if package is TORCHAIR:
+            _watch_for_another_scope_module(package.scope_module)
         if _enabled:
             _patch_package(package, module)
 
     return imported
+
+
+def _watch_for_another_scope_module(module: ModuleType) -> None:
+    """Patch a second copy of `torchair.scope` as well, if one is loaded.
+
+    `from torchair.scope import data_dump`, as the first that is imported of TorchAir, wakes
+    torch_npu's lazy stand-in, which loads all of TorchAir; then the statement goes on to load the
+    module that it asked for, once more, and the user has that copy.
+    """
+
+    def loaded_again(copy: ModuleType) -> None:
+        if any(change.owner is module for change in _changes):
+            _patch_scopes(copy)
+
+    # A hook for a module that is there would be called at once, and never again.
+    del sys.modules[module.__name__]
+    try:
+        wrapt.register_post_import_hook(loaded_again, module.__name__)
+    finally:
+        sys.modules[module.__name__] = module
 
 
 def _patch_package(package: Package, module: ModuleType) -> None:
@@ -93,11 +116,15 @@ def _patch_package(package: Package, module: ModuleType) -> None:
         )
         return
     if package is TORCHAIR:
-        # Assigned as they are: through a wrapt wrapper Dynamo would lose the tag.
-        _set(package.scope_module, "data_dump", scope.data_dump)
-        _set(package.scope_module, "dump_ops", scope.dump_ops)
+        _patch_scopes(package.scope_module)
     own = vars(compiler)[_METHOD]
     _set(compiler, _METHOD, wrapt.FunctionWrapper(own, _compiling(package)))
+
+
+def _patch_scopes(module: ModuleType) -> None:
+    # Assigned as they are: through a wrapt wrapper Dynamo would lose the tag.
+    _set(module, "data_dump", scope.data_dump)
+    _set(module, "dump_ops", scope.dump_ops)
 
 
 def _set(owner: Any, name: str, value: Any) -> None:

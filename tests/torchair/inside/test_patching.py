@@ -183,6 +183,37 @@ def test_torchair_may_be_imported_after_torchair_scope(tmp_path):
     ], done.stderr
 
 
+FIRST_OF_ALL = """
+import ctypes, glob, os, sys
+import torch
+import torchair_scope
+from tests.torchair import prepare
+from tests.torchair.setups.extensions import install_extensions
+
+install_extensions()
+stubs = glob.glob(str(prepare.STUBS / "*.so"))
+for stub in sorted(stubs, key=lambda path: "libcann_stub.so" not in path):
+    ctypes.CDLL(stub, mode=ctypes.RTLD_GLOBAL)
+import torch_npu
+from torchair.scope import data_dump
+import torchair
+ours = torchair_scope.scope.data_dump
+print(data_dump is ours, torchair.scope.data_dump is ours, hasattr(torchair.scope, "dump_ops"))
+torchair_scope.unpatch()
+print(torchair.scope.data_dump is ours, hasattr(torchair.scope, "dump_ops"))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.only_in("C")
+def test_a_data_dump_that_is_the_first_import_of_a_lazy_torchair_is_ours(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_OF_ALL], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-2:] == ["True True True", "False False"], done.stderr
+
+
 def told_to_ge(recorder):
     """All that reached GE and the device, in order."""
     graphs = [(graph.proto, graph.options, graph.runs) for graph in recorder.ge_graphs]
