@@ -207,8 +207,18 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kernel = _torch_private.eager_kernel(func)
         if kernel is None:
             return func(*args, **kwargs)
-        with _torch_private.mode_pushed(self):
-            return kernel(*args, **kwargs)
+
+        def within(body: Any) -> Any:
+            if not callable(body):
+                return body
+
+            def run(*operands: Any) -> Any:
+                with _torch_private.mode_pushed(self):
+                    return body(*operands)
+
+            return run
+
+        return func(*map(within, args), **kwargs)
 
     def _save_runs_of(self, node: Any, made_by: tuple[Origin, EagerCall]) -> None:
         """Have the backward of an operator saved, whenever its autograd node runs."""
