@@ -94,7 +94,6 @@ def test_only_operators_of_the_scoped_layer_are_on_disk(model, x, dump_path, inn
 
 def test_inductor_is_called_for_exactly_two_regions(model, x, dump_path):
     torch._dynamo.utils.counters.clear()
-    torch._inductor.metrics.reset()
     with torch.no_grad():
         compile_scoped(scoped_twin(model), dump_path, "inductor")(x)
     cached = torch._dynamo.utils.counters["inductor"]
