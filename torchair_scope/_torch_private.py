@@ -538,12 +538,11 @@ def compile_piece_with_inductor(
     output.meta["user_visible_output_idxs"] = [
         index for index, value in enumerate(output.args[0]) if isinstance(value, torch.fx.Node)
     ]
-    graph_options["get_decomp_fn"] = private("torch._inductor.decomposition", "select_decomp_table")
     graph_options["cudagraphs"] = private("torch._inductor.utils", "BoxedBool")(False)
-    compile_fx_inner = private("torch._inductor.compile_fx", "compile_fx_inner")
-    config = private("torch._inductor", "config")
-    with config.patch(dict(joint_passes)), _output_strides_unreported():
-        return compile_fx_inner(gm, list(example_inputs), **graph_options)
+    with _output_strides_unreported():
+        return compile_whole_with_inductor(
+            gm, list(example_inputs), joint_passes=joint_passes, **graph_options
+        )
 
 
 def inductor_joint_passes() -> Mapping[str, Any]:
