@@ -165,6 +165,7 @@ def variable(name: str) -> str:
 
 
 _VARIABLES = tuple(map(variable, NAMES))
+_NO_OPTIONS = (variable("bisect"),)  # It names the plan of a bisection.
 
 
 def from_environment() -> Options:
@@ -185,7 +186,7 @@ def _from_variables(values: tuple[str | None, ...]) -> Options:
 
 def _refuse_misspelt_variables() -> None:
     for name in os.environ:
-        if name.startswith(f"{switch.VARIABLE}_") and name not in _VARIABLES:
+        if name.startswith(f"{switch.VARIABLE}_") and name not in (*_VARIABLES, *_NO_OPTIONS):
             raise TypeError(f"there is no environment variable {name}: {_hint(name, _VARIABLES)}")
 
 
