@@ -12,7 +12,14 @@ from typing import Annotated, Any
 import rich.console
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from torchair_scope.bisection.bisect import Bisection, bisect_command
 from torchair_scope.bisection.narrowing import Outcome, State
@@ -35,47 +42,56 @@ def bisect(
     as_machine: Annotated[bool, typer.Option("--json", help="print JSON for machines")] = False,
 ) -> None:
     """Run a program again and again until the operator that is compiled wrongly is left."""
-    console = rich.console.Console(highlight=False)
-    with _progress(stderr=as_machine) as shown:
-        task = shown.add_task("run 1: all operators", total=None)
+    console = rich.console.Console(highlight=False, quiet=as_machine)
+    with _progress() as bar:
+        task = bar.add_task("run 1: all operators", total=None)
 
         def told(state: State, runs: int) -> None:
-            _show(shown, task, state, runs, pieces)
+            if state.decisive is not None:
+                _advance(bar, task, state, runs, pieces)
+                console.print(_told_of_run(state, runs), soft_wrap=True)
 
         found = bisect_command(
             program, folder=folder, steps=steps, pieces=pieces, limit=limit, progress=told
         )
+    _print(console, found)
     if as_machine:
         print(json.dumps(_plain(found)))
-    else:
-        _print(console, found)
     raise typer.Exit(STATUS[found.outcome])
 
 
-def _progress(stderr: bool) -> Progress:
+def _progress() -> Progress:
+    console = rich.console.Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    console = rich.console.Console(stderr=stderr, highlight=False)
-    return Progress(*columns, TimeElapsedColumn(), console=console)
-
-
-def _show(shown: Progress, task: Any, state: State, runs: int, pieces: int) -> None:
-    suspect = state.suspect
-    if suspect is None or state.decisive is None:
-        return
-    left = suspect.stop - suspect.start
-    to_come = 0 if state.outcome else math.ceil(math.log(max(left, 2), pieces))
-    shown.update(
-        task,
-        description=f"run {runs}: {left} of {state.decisive.operators} operators left",
-        completed=runs,
-        total=runs + to_come,
+    return Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     )
-    ends = dict.fromkeys(state.decisive.nodes[index]["name"] for index in (0, -1))
-    shown.console.print(
-        f"run {runs}: {left} of {state.decisive.operators} operators of a "
-        f"{state.decisive.direction} graph: off by {_figure(state.decisive.error)}, in eager mode "
-        f"by {_figure(state.decisive.here)}: {escape(' … '.join(ends))}",
-        soft_wrap=True,
+
+
+def _advance(bar: Progress, task: TaskID, state: State, runs: int, pieces: int) -> None:
+    left = _left(state)
+    to_come = 0 if state.outcome else math.ceil(math.log(max(left, 2), pieces))
+    text = f"run {runs}: {left} operators left"
+    bar.update(task, description=text, completed=runs, total=runs + to_come)
+
+
+def _left(state: State) -> int:
+    return state.suspect.stop - state.suspect.start if state.suspect else 0
+
+
+def _told_of_run(state: State, runs: int) -> str:
+    finding = state.decisive
+    if finding is None:
+        return ""
+    ends = dict.fromkeys(finding.nodes[index]["name"] for index in (0, -1))
+    return (
+        f"run {runs}: {_left(state)} of {finding.operators} operators of the {finding.direction} "
+        f"graph: off by {_figure(finding.error)}, in eager mode by {_figure(finding.here)}: "
+        + escape(" … ".join(ends))
     )
 
 
@@ -91,9 +107,9 @@ def _print(console: rich.console.Console, found: Bisection) -> None:
 
 
 def _placed(node: Mapping[str, Any]) -> str:
-    source = node["source"]
-    line = f", {source['file']}:{source['line']}: {source['code']}" if source else ""
-    return f"{node['name']}: {node['target']}, module {node['module'] or '-'}{line}"
+    module, source = node["module"], node["source"]
+    placed = f"{node['name']}: {node['target']}" + (f", module {module}" if module else "")
+    return placed + (f", {source['file']}:{source['line']}: {source['code']}" if source else "")
 
 
 def _plain(found: Bisection) -> dict[str, Any]:
