@@ -90,6 +90,37 @@ def test_names_tell_repeated_layers_apart(tmp_path):
     assert comparison.verdict.kind == "agrees"
 
 
+def test_a_transpose_that_only_one_side_computes_again_is_not_taken_for_its_twin(tmp_path):
+    weight = torch.arange(16.0).reshape(4, 4).t()  # eager code has kept it transposed
+    transpose = ("aten.t.default", (weight,), weight.t(), {"scope": "s"})
+    again = ("aten.t.default", (weight.t(),), weight, {"scope": "s"})
+    product = ("mm", "aten.mm.default", (weight.t(), X[:4, :4]), weight.t() @ X[:4, :4], {})
+    golden = write_dump(tmp_path / "golden", [("t_8", *transpose), product])
+    target = write_dump(tmp_path / "target", [("t_3", *again), ("t_4", *transpose), product])
+    comparison = torchair_scope.compare(golden, target)
+    pairs = {each.pair.golden.node: each.pair.target.node for each in comparison.results}
+    assert pairs == {"t_8": "t_4", "mm": "mm"}
+    assert comparison.verdict.kind == "agrees"
+
+
+def test_where_all_agrees_the_verdict_names_the_dtype_and_the_largest_error(tmp_path):
+    golden = write_dump(tmp_path / "golden", chain(X, ["sin", "exp"]))
+    target = write_dump(tmp_path / "target", chain(X.bfloat16(), ["sin", "exp"]))
+    assert "all of their outputs are equal" in torchair_scope.compare(golden, golden).verdict.text
+    text = torchair_scope.compare(golden, target).verdict.text
+    errors = [
+        ((after - before).abs().max() / before.abs().max()).item()
+        for before, after in (
+            (X.sin(), X.bfloat16().sin()),
+            (X.sin().exp(), X.bfloat16().sin().exp()),
+        )
+    ]
+    node = ("sin_0", "exp_1")[errors.index(max(errors))]
+    assert "agree up to rounding of bfloat16" in text
+    assert f"the largest error is {max(errors):.1e} of the largest value, in OUTPUT.0 of " in text
+    assert f"/0 {node} (" in text
+
+
 def test_a_decomposed_operator_is_paired_by_the_shape_of_its_result(tmp_path):
     silu = torch.ops.aten.silu.default(X)
     sigmoid = X.sigmoid()
