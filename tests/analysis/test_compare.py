@@ -170,6 +170,48 @@ def test_an_amplified_rounding_is_no_error(tmp_path):
     assert strict.results[0].role == "amplifies" or strict.verdict.kind == "outside"
 
 
+def normed(path, rounds_up=0, early=1.0, late=1.0):
+    """Dump the norm of float32 values that were in bfloat16 for a moment.
+
+    Some elements are rounded to bfloat16 the other way; factors make an operator before or after
+    that wrong.
+    """
+    calls = []
+
+    def call(target, args, result):
+        calls.append((f"node_{len(calls)}", target, args, result, {}))
+        return result
+
+    values = call("aten.tanh.default", (X,), X.tanh() * early)
+    narrow = values.bfloat16()
+    narrow[:rounds_up] *= 1 + 2**-7
+    narrow = call("aten._to_copy.default", (values,), narrow)
+    wide = call("aten._to_copy.default", (narrow,), narrow.float())
+    square = call("aten.square.default", (wide,), wide.square())
+    mean = call("aten.mean.dim", (square, [-1], True), square.mean(-1, True) * late)
+    scale = call("aten.rsqrt.default", (mean,), mean.rsqrt())
+    call("aten.mul.Tensor", (wide, scale), wide * scale)
+    return write_dump(path, calls)
+
+
+def test_float32_that_is_computed_from_bfloat16_has_its_rounding(tmp_path):
+    golden, target = normed(tmp_path / "golden"), normed(tmp_path / "target", rounds_up=2)
+    comparison = torchair_scope.compare(golden, target)
+    assert comparison.verdict.kind == "agrees", comparison.verdict.text
+    assert {each.role for each in comparison.results} == {"agrees"}
+    assert not all(each.worst_output.metrics.equal for each in comparison.results)
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong"), [({"early": 1.001}, "node_0"), ({"late": 1.3}, "node_4")]
+)
+def test_a_fault_in_a_float32_part_of_a_bfloat16_model_is_found(tmp_path, fault, wrong):
+    golden = normed(tmp_path / "golden")
+    target = normed(tmp_path / "target", rounds_up=2, **fault)
+    verdict = torchair_scope.compare(golden, target).verdict
+    assert (verdict.kind, verdict.call.pair.target.node) == ("made", wrong)
+
+
 def test_an_error_of_the_golden_run_is_said_to_be_its_own(tmp_path):
     right = [("sin", "aten.sin.default", (X,), X.sin(), {})]
     wrong = [("sin", "aten.sin.default", (X,), X.sin() + 1, {})]
