@@ -13,9 +13,8 @@ from torchair_scope.backends.inductor import Inductor
 from torchair_scope.bisection import prober
 from torchair_scope.capture.account import account
 from torchair_scope.capture.compiler import Scoper
-from torchair_scope.capture.settings import DumpSettings
+from torchair_scope.capture.settings import SETTINGS, DumpSettings
 from torchair_scope.capture.twin import Twin
-from torchair_scope.capture.uncompiled import SETTINGS
 from torchair_scope.config import CompilerConfig
 from torchair_scope.options import ON_ERROR, OnError
 
