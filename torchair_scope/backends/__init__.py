@@ -10,6 +10,7 @@ import torch
 
 from torchair_scope.backends.aot import AotEager, AtenCompiler, interpret_whole, run_as_it_is
 from torchair_scope.backends.inductor import Inductor
+from torchair_scope.bisection import prober
 from torchair_scope.capture.account import account
 from torchair_scope.capture.compiler import Scoper
 from torchair_scope.capture.settings import SETTINGS, DumpSettings
@@ -65,9 +66,10 @@ def get_npu_backend(
 
     def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         account.arrived()
-        if not scoper.wants(gm):
+        asked = prober(scoper) or scoper
+        if not asked.wants(gm):
             return compiler.untouched(gm, example_inputs)
-        entered = scoper.entered_with(gm)
+        entered = asked.entered_with(gm)
         if entered.dumps_whole(gm):
             return interpret_whole(gm, example_inputs, entered, custom_decompositions)
         return compiler.scoped(gm, example_inputs, entered)

@@ -9,6 +9,7 @@ import torch
 
 from torchair_scope import _torch_private
 from torchair_scope.backends.aot import AtenPieces
+from torchair_scope.bisection import prober
 from torchair_scope.capture.compiler import Scoper, direction_of
 from torchair_scope.capture.twin import Twin
 
@@ -24,10 +25,11 @@ def aten_compiler(
     ) -> Callable[..., Any]:
         direction = direction_of(gm)
         twin = Twin(gm, scoper.settings, below_autograd=True)
-        if scoper.dumps_whole(gm):
-            run = scoper.interpret(gm, direction)
+        asked = prober(scoper) or scoper
+        if asked.dumps_whole(gm):
+            run = asked.interpret(gm, direction)
         else:
-            run = scoper.compile(gm, example_inputs, direction, pieces)
+            run = asked.compile(gm, example_inputs, direction, pieces)
         call = _torch_private.boxed_call(run)
         either = twin.beside(lambda *args: call(list(args)))
         return lambda *args: tuple(either(*args))
