@@ -143,6 +143,8 @@ class Scoper:
         for graph in graphs_in(gm):
             tag_what_stands_between(graph)
         account.reached(gm, is_traced=self.is_traced)
+        if self.settings.layers:
+            account.named(gm, self.settings.layers)
         warn_of_unknown_bodies(gm.graph)
         saved = Selection(self._wants_tagged, direction).of(gm.graph)
         is_cut = any(map(saved.holds, gm.graph.nodes))
@@ -165,6 +167,7 @@ class Scoper:
     def interpret(self, gm: torch.fx.GraphModule, direction: Direction) -> Any:
         """Dump a whole ATen graph, which then runs uncompiled."""
         warnings.warn(_FALLS_BACK, stacklevel=2)
+        account.untagged(gm)
         saved = Selection(self._wants_any, direction).of(gm.graph)
         number = self._number(gm)
         regions = partition(gm.graph, lambda node: True)
