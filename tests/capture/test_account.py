@@ -13,8 +13,6 @@ import pytest
 import torch
 
 import torchair_scope as torchair
-from tests.cases import CASES, load
-from tests.support.running import run_case, run_golden
 from torchair_scope.scope import data_dump, summary
 from torchair_scope.store.reader import read
 from torchair_scope.store.run import DumpWarning
@@ -35,42 +33,6 @@ def only_row():
     (row,) = quiet_summary().rows
     assert row.tagged == row.dumped + sum(row.missing.values())
     return row
-
-
-def check_against(rows, dump):
-    """The numbers add up, and those of calls and files are the manifest's."""
-    for row in rows:
-        assert row.tagged == row.dumped + sum(row.missing.values()), row
-    calls = [call for rank in dump.ranks for call in rank.calls]
-    counted = {(row.scope, row.opened_at): row.calls for row in rows}
-    for row in rows:
-        own = [call for call in calls if call.scope == row.scope]
-        own = [call for call in own if call.record["opened_at"] in (row.opened_at, "unknown")]
-        assert row.calls == len(own), row
-        size = sum(
-            path.stat().st_size
-            for call in own
-            for path in (*call.input_files.values(), *call.output_files.values())
-        )
-        assert row.bytes == size
-    assert sum(counted.values()) == len(calls)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_numbers_add_up(name, tmp_path):
-    run = run_case(load(name), {"backend": "aot_eager"}, tmp_path)
-    rows = quiet_summary().rows
-    assert rows
-    check_against(rows, run.dump)
-    assert any(row.dumped for row in rows)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_numbers_of_eager_code_add_up(name, tmp_path):
-    run = run_golden(load(name), tmp_path)
-    rows = quiet_summary().rows
-    check_against(rows, run.dump)
-    assert sum(row.dumped for row in rows) == len(run.calls)
 
 
 def test_a_row_says_where_the_scope_was_opened_and_what_is_dumped(dump_path):

@@ -78,15 +78,17 @@ def gives_what_it_is_given(node: torch.fx.Node) -> bool:
 def _is_same(one: torch.Tensor, other: Any) -> bool:
     if one is other:
         return True
-    return (
-        isinstance(other, torch.Tensor)
-        and one.layout is other.layout is torch.strided
-        and one.dtype is other.dtype
-        and one.untyped_storage()._cdata == other.untyped_storage()._cdata
-        and one.shape == other.shape
-        and one.stride() == other.stride()
-        and one.storage_offset() == other.storage_offset()
-    )
+    if not isinstance(other, torch.Tensor) or one.dtype is not other.dtype:
+        return False
+    try:
+        return (
+            one.untyped_storage()._cdata == other.untyped_storage()._cdata
+            and one.shape == other.shape
+            and one.stride() == other.stride()
+            and one.storage_offset() == other.storage_offset()
+        )
+    except (NotImplementedError, RuntimeError):  # of a sparse tensor, or one in torch.func
+        return False
 
 
 def is_constant(node: torch.fx.Node) -> bool:
