@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchair_scope import _torchair_private
+from torchair_scope import _torch_private, _torchair_private
 
 Array = npt.NDArray[Any]
 Description = dict[str, Any]
@@ -172,8 +172,7 @@ def is_strided(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
         and not tensor.is_quantized
-        and not (tensor.dtype.is_complex and tensor.is_conj())
-        and not tensor.is_neg()
+        and not _torch_private.is_lazily_conj_or_neg(tensor)
         and (not tensor.numel() or tensor.untyped_storage().data_ptr() != 0)
     )
 
@@ -373,8 +372,7 @@ def _is_ordinary(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and not tensor.is_quantized
-        and not tensor.dtype.is_complex
-        and not tensor.is_neg()
+        and not _torch_private.is_lazily_conj_or_neg(tensor)
     )
 
 
