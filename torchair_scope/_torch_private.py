@@ -641,13 +641,20 @@ def bytes_of_storage(tensor: torch.Tensor) -> Any:
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
 
 
-def is_lazily_conj_or_neg(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's memory is not its value: a conj or neg view.
+def is_plain_on_cpu(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory is on the host, and is its value, element by element.
 
-    `is_conj` and `is_neg` say the same, but let another thread take the interpreter's lock.
+    It is no conj or neg view, not sparse, quantised, nested, functional, batched or fake. The
+    single questions (`is_neg`) let another thread take the interpreter's lock; this does not.
     """
-    keys, key = private("torch._C", "_dispatch_keys")(tensor), private("torch._C", "DispatchKey")
-    return keys.has(key.Negative) or keys.has(key.Conjugate)
+    keys: int = private("torch._C", "_dispatch_keys")(tensor).raw_repr()
+    return not keys & ~_plain_keys()
+
+
+@functools.cache
+def _plain_keys() -> int:
+    plain = torch.empty(0, device="cpu")
+    return private("torch._C", "_dispatch_keys")(plain).raw_repr()
 
 
 def weak_storage(tensor: torch.Tensor) -> Any:
