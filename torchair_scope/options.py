@@ -24,10 +24,14 @@ from torchair_scope.numbers import Numbers, numbers
 
 Mode = Literal["all", "input", "output"]
 OnError = Literal["warn", "raise"]
+EngineName = Literal["interpret", "tap"]
+Taps = Literal["all", "boundary"]
 Ops = str | Callable[[torch.fx.Node], Any]
 
 MODES = ("all", "input", "output")
 ON_ERROR = ("warn", "raise")
+ENGINES = ("interpret", "tap")
+TAPS = ("all", "boundary")
 
 
 class GivenOptions(TypedDict, total=False):
@@ -39,6 +43,8 @@ class GivenOptions(TypedDict, total=False):
     ops: Ops | None
     path: str | os.PathLike[str] | None
     on_error: OnError | None
+    engine: EngineName | None
+    tap: Taps | None
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class Options:
     ops: Ops | None = None
     path: str | None = None
     on_error: OnError | None = None
+    engine: EngineName | None = None
+    tap: Taps | None = None
 
     def over(self, other: Options) -> Options:
         """These options, and for those that were not given the ones of `other`."""
@@ -130,13 +138,15 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "ops": _ops,
     "path": _path,
     "on_error": functools.partial(_one_of, ON_ERROR, "on_error"),
+    "engine": functools.partial(_one_of, ENGINES, "engine"),
+    "tap": functools.partial(_one_of, TAPS, "tap"),
 }
 
 
 # What holds for the whole process
 
 _defaults = NONE
-_BUILT_IN = Options(mode="all", on_error="warn")
+_BUILT_IN = Options(mode="all", on_error="warn", engine="interpret", tap="all")
 
 
 class Configured(AbstractContextManager[None]):

@@ -22,7 +22,7 @@ def aten_compiler(
         gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any]:
         direction = direction_of(gm)
-        if scoper.dumps_whole(gm):
+        if scoper.interprets_whole(gm):
             run = scoper.interpret(gm, direction)
         else:
             run = scoper.compile(gm, example_inputs, direction, pieces)
