@@ -650,6 +650,52 @@ def _output_strides_unreported() -> Iterator[None]:
         context.output_strides = reported
 
 
+@contextlib.contextmanager
+def output_strides_reported(outputs: int) -> Iterator[None]:
+    """Have AOTAutograd told of the strides of the first `outputs` outputs only."""
+    context = private("torch._guards", "TracingContext").try_get()
+    yield
+    if context is not None and context.output_strides is not None:
+        del context.output_strides[outputs:]
+
+
+def inductor_kernels_made() -> int:
+    """How many kernels Inductor has generated so far, those of its cache included."""
+    return private("torch._inductor", "metrics").generated_kernel_count
+
+
+class _Foreseen(BaseException):
+    """Ends a compile when its kernels are known; not to be taken for a failure by the compiler."""
+
+
+def inductor_kernels_foreseen(compile: Callable[[], Any]) -> int | None:
+    """How many kernels Inductor generates in a compile, which ends before they are compiled.
+
+    If its cache has the code, the number stands there.
+    """
+    lowering = private("torch._inductor.graph", "GraphLowering")
+    before = inductor_kernels_made()
+    own = lowering.compile_to_module
+
+    def stop(self: Any) -> Any:
+        self.codegen()
+        raise _Foreseen
+
+    lowering.compile_to_module = stop  # Dynamo compiles under a lock.
+    try:
+        with _output_strides_unreported():
+            compile()
+    except _Foreseen:
+        pass
+    except Exception:
+        return None
+    finally:
+        lowering.compile_to_module = own
+        made = inductor_kernels_made() - before
+        private("torch._inductor", "metrics").generated_kernel_count = before
+    return made
+
+
 def boxed(function: Callable[[list[Any]], Any]) -> Compiled:
     """Mark a callable as one that takes a list of arguments and may empty it."""
 

@@ -24,10 +24,14 @@ from torchair_scope.numbers import Numbers, numbers
 
 Mode = Literal["all", "input", "output"]
 OnError = Literal["warn", "raise"]
+EngineName = Literal["interpret", "tap"]
+Taps = Literal["all", "boundary"]
 Ops = str | Callable[[torch.fx.Node], Any]
 
 MODES = ("all", "input", "output")
 ON_ERROR = ("warn", "raise")
+ENGINES = ("interpret", "tap")
+TAPS = ("all", "boundary")
 
 
 class GivenOptions(TypedDict, total=False):
@@ -41,6 +45,8 @@ class GivenOptions(TypedDict, total=False):
     on_error: OnError | None
     lag: int | None
     max_inflight: int | None
+    engine: EngineName | None
+    tap: Taps | None
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class Options:
     on_error: OnError | None = None
     lag: int | None = None
     max_inflight: int | None = None
+    engine: EngineName | None = None
+    tap: Taps | None = None
 
     def over(self, other: Options) -> Options:
         """These options, and for those that were not given the ones of `other`."""
@@ -163,13 +171,17 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "on_error": functools.partial(_one_of, ON_ERROR, "on_error"),
     "lag": _lag,
     "max_inflight": _bytes,
+    "engine": functools.partial(_one_of, ENGINES, "engine"),
+    "tap": functools.partial(_one_of, TAPS, "tap"),
 }
 
 
 # What holds for the whole process
 
 _defaults = NONE
-_BUILT_IN = Options(mode="all", on_error="warn", lag=0, max_inflight=1 << 30)
+_BUILT_IN = Options(
+    mode="all", on_error="warn", lag=0, max_inflight=1 << 30, engine="interpret", tap="all"
+)
 
 
 class Configured(AbstractContextManager[None]):

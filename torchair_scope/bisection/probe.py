@@ -120,7 +120,7 @@ class _JudgedGraph:
         }
         self._runs = itertools.count()
 
-    def begin_step(self) -> StepSink:
+    def begin_step(self, *, announced: bool = False) -> StepSink:
         """Begin a run of the graph."""
         return _Run(next(self._runs))
 
