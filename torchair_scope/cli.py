@@ -31,6 +31,8 @@ from torchair_scope.analysis.load import load
 from torchair_scope.analysis.numerics import Tolerance
 from torchair_scope.analysis.operators import NotReplayableError
 from torchair_scope.analysis.tensors import MissingTensorError
+from torchair_scope.bisection.command import bisect
+from torchair_scope.bisection.program import NothingJudgedError
 
 AGREES, DIFFERS, CANNOT_TELL = 0, 1, 2
 _STATUS = {
@@ -56,6 +58,10 @@ StepNumber = Annotated[int | None, typer.Option("--step", help="which run of eac
 Everything = Annotated[bool, typer.Option("--all", help="show every row")]
 
 _ROWS = 20
+_FOR_THE_USER = (
+    *(OSError, LookupError, ValueError, ImportError),
+    *(NotReplayableError, NothingJudgedError),
+)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -76,7 +82,7 @@ def _told(error: Exception) -> int:
     show = getattr(error, "show", None)  # errors of the command line itself
     if show is not None:
         show()
-    elif isinstance(error, OSError | LookupError | ValueError | ImportError | NotReplayableError):
+    elif isinstance(error, _FOR_THE_USER):
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         print(f"error: {text}", file=sys.stderr)
     else:
@@ -278,6 +284,9 @@ def report(
     comparison = compare_dumps(golden, target, scope=scope, step=step)
     print(write_report(comparison, output, title=f"{target} against {golden}"))
     raise typer.Exit(_STATUS[comparison.verdict.kind])
+
+
+app.command(epilog="Example: torchair-scope bisect -- python train.py")(bisect)
 
 
 def _some_calls(dump: Dump, scope: str | None, node: str | None, step: int | None) -> list[Call]:

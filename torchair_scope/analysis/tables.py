@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from rich import box
@@ -69,10 +69,11 @@ def print_dump(console: Console, dump: Dump) -> None:
         graphs.add_row(*map(str, (*cells, *counts)))
     console.print(graphs)
     scopes = new_table("Scopes", "scope", "calls", "size")
-    by_scope = Counter(call.scope for call in dump.calls())
-    for scope, count in sorted(by_scope.items(), key=str):
-        calls = [call for call in dump.calls() if call.scope == scope]
-        scopes.add_row(escape(scope or "(not known)"), str(count), size_text(bytes_of(calls)))
+    by_scope: dict[str | None, list[Call]] = defaultdict(list)
+    for call in dump.calls():
+        by_scope[call.scope].append(call)
+    for scope, calls in sorted(by_scope.items(), key=lambda item: str(item[0])):
+        scopes.add_row(escape(scope or "(not known)"), str(len(calls)), size_text(bytes_of(calls)))
     console.print(scopes)
     print_notes(console, dump.problems, "Nothing is missing.")
 

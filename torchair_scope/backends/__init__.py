@@ -10,11 +10,11 @@ import torch
 
 from torchair_scope.backends.aot import AotEager, AtenCompiler, interpret_whole, run_as_it_is
 from torchair_scope.backends.inductor import Inductor
+from torchair_scope.bisection import prober
 from torchair_scope.capture.account import account
 from torchair_scope.capture.compiler import Scoper
-from torchair_scope.capture.settings import DumpSettings
+from torchair_scope.capture.settings import SETTINGS, DumpSettings
 from torchair_scope.capture.twin import Twin
-from torchair_scope.capture.uncompiled import SETTINGS
 from torchair_scope.config import CompilerConfig
 from torchair_scope.options import NONE, EngineName, OnError, Options, Taps, options_of
 
@@ -72,9 +72,10 @@ def get_npu_backend(
 
     def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         account.arrived()
-        if not scoper.wants(gm):
+        asked = prober(scoper) or scoper
+        if not asked.wants(gm):
             return compiler.untouched(gm, example_inputs)
-        entered = scoper.entered_with(gm)
+        entered = asked.entered_with(gm)
         if entered.interprets_whole(gm):
             return interpret_whole(gm, example_inputs, entered, custom_decompositions)
         return compiler.scoped(gm, example_inputs, entered)

@@ -11,6 +11,8 @@ import torch
 from torchair_scope.capture.tags import Tag
 from torchair_scope.options import NONE, Options, in_force, options_with_key
 
+SETTINGS = "torchair_scope_settings"  # the attribute of a backend that tells its settings
+
 Filter = Callable[[torch.fx.Node], torch.fx.Node | None]
 
 

@@ -18,9 +18,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchair_scope.capture.account import Outcome, account
 from torchair_scope.capture.border import at_borders
-from torchair_scope.capture.cut import Part
+from torchair_scope.capture.cut import Part, compiled_part
 from torchair_scope.capture.interpreter import StepSink, Unsaved
 from torchair_scope.capture.layouts import layout_restorer
+from torchair_scope.capture.memory import written_by
 from torchair_scope.capture.nodes import target_name
 from torchair_scope.capture.overwritten import with_copies
 from torchair_scope.capture.partition import Region
@@ -34,6 +35,7 @@ from torchair_scope.capture.tapped_code import (
     compile_without_taps,
 )
 from torchair_scope.capture.written import NotHandedOut, Written, WrittenCall
+from torchair_scope.store.identity import writing
 
 
 class Tap:
@@ -105,20 +107,23 @@ class Tap:
 
 
 def _tapped_part(code: TappedCode, region: Region, plan: Plan, hand_over: HandOver) -> Part:
-    run = code.run
+    sources = (*region.outputs, *plan.taps)
+    writes = any(map(written_by, region.nodes))
+    compiled = compiled_part(code.run, code.inputs, sources, writes=writes)
     positions = {node: code.inputs.index(node) for node in plan.inputs if node in code.inputs}
     count = len(region.outputs)
-    sources = (*positions, *region.outputs, *plan.taps)
     # Views are made of the layouts that were traced.
-    restore = layout_restorer([node.meta.get("val") for node in (*region.outputs, *plan.taps)])
+    restore = layout_restorer([node.meta.get("val") for node in sources])
 
     def run_and_hand_over(args: list[Any], step: StepSink) -> Sequence[Any]:
         if isinstance(step, Unsaved):
-            return list(run(args)[:count])
-        inputs = [args[position] for position in positions.values()]
-        outputs: Sequence[Any] = run(args)
-        values = (*inputs, *restore(outputs))
-        hand_over(dict(zip(sources, values, strict=True)), step)
+            return compiled.run(args, step)[:count]
+        values = {node: args[position] for node, position in positions.items()}
+        outputs = compiled.run(args, step)
+        with writing(outputs):
+            pass  # Code that has buffers of its own has just written to them once more.
+        values.update(zip(sources, restore(outputs), strict=True))
+        hand_over(values, step)
         return outputs[:count]
 
     return Part(run_and_hand_over, code.inputs, region.outputs, code.facts)

@@ -12,6 +12,7 @@ from torchair_scope import _torch_private
 from torchair_scope.capture import nodes
 from torchair_scope.capture.cut import Boxed, Part, TapFacts, compiled_part
 from torchair_scope.capture.extract import extract, with_outputs
+from torchair_scope.capture.memory import written_by
 from torchair_scope.capture.partition import Region
 from torchair_scope.capture.parts import RegionCompiler
 from torchair_scope.capture.targets import is_call
@@ -66,7 +67,8 @@ def compile_without_taps(compiler: RegionCompiler, region: Region) -> Part:
     """Compile a region of which the compiler does not take the taps, as without a scope."""
     code = _code_of(compiler, region)
     if isinstance(code, _WholeGraph):
-        return compiled_part(code.compiled(()), code.inputs, region.outputs)
+        writes = any(map(written_by, region.nodes))
+        return compiled_part(code.compiled(()), code.inputs, region.outputs, writes=writes)
     return compiler.part(region)
 
 
