@@ -41,6 +41,7 @@ class NotHandedOut:
 
 
 _UNREAD = NotHandedOut("it is not read there")
+_UNUSED = NotHandedOut("nothing uses it there")
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,8 @@ class Written:
 def as_written(gm: fx.GraphModule, decomposed: Iterable[Decomposed]) -> Written:
     """Undo decompositions, as far as the compiled graph has the values of what was written.
 
-    One of which a pass has replaced a result or an argument, or of which a part is used elsewhere,
-    stays as the operators that it was made of.
+    One of which all results are gone, or an argument that it reads, or of which a part is used
+    elsewhere, stays as the operators that it was made of.
     """
     found = list(_found(gm.graph, decomposed))
     if not found:
@@ -199,6 +200,7 @@ class _Found:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
+    value: Any
     made: frozenset[fx.Node]
     place: fx.Node
 
@@ -208,21 +210,24 @@ def _found(graph: fx.Graph, decomposed: Iterable[Decomposed]) -> Iterator[_Found
     order = {node: index for index, node in enumerate(graph.nodes)}
     sizes = binders(graph)
 
-    def compiled(value: Any, unread: frozenset[fx.Node] = frozenset()) -> Any:
+    def read(value: Any, unread: frozenset[fx.Node]) -> Any:
         if isinstance(value, fx.Node):
             return named.get(value.name, _UNREAD) if value in unread else named[value.name]
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return sizes[symbol_of(value) or ""]
         return value
 
+    def made_of(value: Any) -> Any:
+        return named.get(value.name, _UNUSED) if isinstance(value, fx.Node) else value
+
     taken: set[fx.Node] = set()
     for each in decomposed:
         try:
-            read = functools.partial(compiled, unread=each.unread)
-            args, kwargs = tree_map(read, (each.args, each.kwargs))
-            result = tree_map(compiled, each.result)
+            given = functools.partial(read, unread=each.unread)
+            args, kwargs = tree_map(given, (each.args, each.kwargs))
         except KeyError:
             continue
+        result = tree_map(made_of, each.result)
         made = {named[node.name] for node in each.made if node.name in named}
         made = {node for node in made if is_call(node)}
         results = _nodes_in(result)
@@ -232,7 +237,12 @@ def _found(graph: fx.Graph, decomposed: Iterable[Decomposed]) -> Iterator[_Found
         is_late = any(order[node] > order[place] for node in _nodes_in((args, kwargs)))
         if not is_late and not _is_used_elsewhere(made.difference(results), made):
             taken |= made
-            yield _Found(each.operator, args, kwargs, result, frozenset(made), place)
+            value = tree_map(_value_of, each.result)
+            yield _Found(each.operator, args, kwargs, result, value, frozenset(made), place)
+
+
+def _value_of(value: Any) -> Any:
+    return value_of(value) if isinstance(value, fx.Node) else value
 
 
 def _is_used_elsewhere(nodes: Iterable[fx.Node], made: set[fx.Node]) -> bool:
@@ -270,9 +280,7 @@ class _Rewriting:
         node = graph.call_function(found.operator, args, kwargs)
         node.name = self._unused(_torch_private.node_name_of(found.operator))
         node.meta = dict(found.place.meta)
-        node.meta["val"] = tree_map(
-            lambda each: value_of(each) if isinstance(each, fx.Node) else each, found.result
-        )
+        node.meta["val"] = found.value
         call = WrittenCall(node, found.args, found.kwargs, found.result, found.place)
         self.written.calls[node] = call
         if isinstance(found.result, fx.Node):
