@@ -140,6 +140,20 @@ def _is_joint(graph: torch.fx.Graph) -> bool:
     return any(node.name.startswith("tangents") for node in placeholders)
 
 
+def traced_graph() -> torch.fx.Graph | None:
+    """The graph that operators are traced into now."""
+    mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")()
+    return None if mode is None else mode.tracer.graph
+
+
+def node_of_traced(tensor: torch.Tensor) -> torch.fx.Node | None:
+    """The node that stands for a tensor in the graph that is traced now."""
+    module = "torch.fx.experimental.proxy_tensor"
+    tracer = private(module, "get_proxy_mode")().tracer
+    slot = private(module, "get_proxy_slot")(tensor, tracer, None)
+    return None if slot is None else slot.proxy.node
+
+
 def traces_a_body() -> bool:
     """Whether the graph that is traced now is a body of an operator in another one."""
     return next(_graphs_around_the_traced_body(), None) is not None

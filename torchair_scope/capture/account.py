@@ -39,8 +39,9 @@ class Outcome(enum.IntEnum):
     IN_BODY = enum.auto()
     FILTER = enum.auto()
     OPS = enum.auto()
-    NOT_TAPPED = enum.auto()
     NOT_RUN = enum.auto()
+    INSIDE = enum.auto()
+    NOT_TAPPED = enum.auto()
     RANK = enum.auto()
     STEP = enum.auto()
     NOT_WRITTEN = enum.auto()
@@ -62,6 +63,7 @@ _REASONS = {
     Outcome.IN_BODY: "in the body of an operator that is dumped as one",
     Outcome.FILTER: "left out by the filter",
     Outcome.OPS: "not selected by ops",
+    Outcome.INSIDE: "inside its scope, of which tap='boundary' takes the values at the border",
     Outcome.NOT_TAPPED: "not handed out by the compiled code",
     Outcome.NOT_RUN: "did not run",
     Outcome.RANK: "rank not selected",

@@ -24,11 +24,10 @@ from torchair_scope.capture.effects import is_irreproducible
 from torchair_scope.capture.markers import markers_of
 from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.tags import Tag, tag_of
-from torchair_scope.options import EngineName
+from torchair_scope.options import EngineName, Options
 
 Facts = Mapping[str, Any]
 Wanted = Callable[[torch.fx.Node, Tag | None], bool]
-EngineOf = Callable[[Tag | None], EngineName]
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,14 @@ class SavedCall:
         tag: of the scope that it is saved for.
         number: of the tagged node that it counts for in the account.
         engine: the engine that obtains its values.
+        only_border: whether these are only the values at the border of the scope, if it can.
     """
 
     facts: Facts
     tag: Tag | None = None
     number: str | None = None
     engine: EngineName = "interpret"
+    only_border: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,12 @@ class Selection:
 
     Args:
         wanted: whether an operator is saved, given the scope that it belongs to.
-        engine_of: the engine of a scope; of None for what is dumped outside of any.
+        options_of: the options of a scope; of None for what is dumped outside of any.
         direction: of the graph that is compiled: "forward", "backward" or "inference".
     """
 
     wanted: Wanted
-    engine_of: EngineOf
+    options_of: Callable[[Tag | None], Options]
     direction: str
 
     def of(self, graph: torch.fx.Graph) -> Saved:
@@ -131,7 +132,8 @@ class Selection:
             if self.wanted(node, tag):
                 listed = {**of_body, "listed_as": pattern + node.name} if of_body else {}
                 facts = {**self._facts(node, tag), **listed}
-                calls[node.name] = SavedCall(facts, tag, number_of(node), engine)
+                only_border = self.options_of(tag).tap == "boundary"
+                calls[node.name] = SavedCall(facts, tag, number_of(node), engine, only_border)
                 operator = self._given(node, calls[node.name], pattern)
                 if operator is not None:
                     given[node.name] = operator
@@ -139,11 +141,12 @@ class Selection:
 
     def _engine(self, node: torch.fx.Node, tag: Tag | None) -> EngineName:
         """The engine for a node: what runs in its bodies can only be interpreted with it."""
-        inner = [*tags_in_bodies(node), tag_of_lost_bodies(node)]
-        engines = {self.engine_of(each) for each in inner if each is not None}
-        if tag is not None or not engines:
-            engines.add(self.engine_of(tag))
-        return engines.pop() if len(engines) == 1 else "interpret"
+        inner: list[Tag | None] = [*tags_in_bodies(node), tag_of_lost_bodies(node)]
+        scopes: list[Tag | None] = [each for each in inner if each is not None]
+        if tag is not None or not scopes:
+            scopes.append(tag)
+        engines = {self.options_of(each).engine for each in scopes}
+        return "tap" if engines == {"tap"} else "interpret"
 
     def _bodies(self, node: torch.fx.Node, tag: Tag | None, pattern: str) -> dict[int, SavedBody]:
         found: dict[int, SavedBody] = {}
