@@ -37,6 +37,8 @@ from torchair_scope.analysis.load import load
 from torchair_scope.analysis.numerics import Tolerance
 from torchair_scope.analysis.operators import NotReplayableError
 from torchair_scope.analysis.tensors import MissingTensorError
+from torchair_scope.bisection.command import bisect
+from torchair_scope.bisection.program import NothingJudgedError
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +68,10 @@ StepNumber = Annotated[int | None, typer.Option("--step", help="which run of eac
 Everything = Annotated[bool, typer.Option("--all", help="show every row")]
 
 _ROWS = 20
+_FOR_THE_USER = (
+    *(OSError, LookupError, ValueError, ImportError),
+    *(NotReplayableError, NothingJudgedError),
+)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -93,7 +99,7 @@ def _tell(error: Exception) -> None:
         return
     if isinstance(error, OSError) and error.strerror:
         text = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
-    elif isinstance(error, OSError | LookupError | ValueError | ImportError | NotReplayableError):
+    elif isinstance(error, _FOR_THE_USER):
         text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
     else:
         with tempfile.NamedTemporaryFile(
@@ -402,6 +408,9 @@ def _new_folder(name: str) -> Path:
     """A folder that is not there yet, in the current one."""
     numbered = (Path(f"{name}_{number}") for number in itertools.count(2))
     return next(path for path in itertools.chain([Path(name)], numbered) if not path.exists())
+
+
+app.command(epilog="Example: torchair-scope bisect -- python train.py")(bisect)
 
 
 def _some_calls(dump: Dump, scope: str | None, node: str | None, step: int | None) -> list[Call]:

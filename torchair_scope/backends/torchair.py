@@ -104,6 +104,20 @@ class AscendPieces:
         """Compile a graph that is not cut."""
         return self.compile_graph(gm, example_inputs)
 
+    def whole_with_taps(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], outputs: int
+    ) -> Boxed:
+        """Compile a graph that is not cut, with taps."""
+        return self.part(gm, example_inputs)
+
+    def kernels_made(self) -> int | None:
+        """TorchAir does not count kernels."""
+        return None
+
+    def kernels_foreseen(self, compile: Callable[[], Any]) -> int | None:
+        """TorchAir does not count kernels."""
+        return None
+
     def part(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a part of a graph; what it returns gets the layouts of the whole graph back."""
         _refuse_bodies(gm.graph)
@@ -180,7 +194,7 @@ def compile_with_scopes(
     if config.mode.value != "max-autotune":
         _mark_views_of_parameters(lifted.graph, example_inputs)
     direction = direction_of(gm)
-    if scoper.dumps_whole(lifted):
+    if scoper.interprets_whole(lifted):
         return AscendGraph(scoper.interpret(lifted, direction))
     compiled = scoper.compile(lifted, example_inputs, direction, pieces)
     return AscendGraph(compiled) if isinstance(compiled, CutGraph) else compiled

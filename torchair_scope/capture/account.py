@@ -39,6 +39,7 @@ class Outcome(enum.IntEnum):
     IN_BODY = enum.auto()
     FILTER = enum.auto()
     OPS = enum.auto()
+    NOT_TAPPED = enum.auto()
     NOT_RUN = enum.auto()
     RANK = enum.auto()
     STEP = enum.auto()
@@ -61,6 +62,7 @@ _REASONS = {
     Outcome.IN_BODY: "in the body of an operator that is dumped as one",
     Outcome.FILTER: "left out by the filter",
     Outcome.OPS: "not selected by ops",
+    Outcome.NOT_TAPPED: "not handed out by the compiled code",
     Outcome.NOT_RUN: "did not run",
     Outcome.RANK: "rank not selected",
     Outcome.STEP: "step not selected",
@@ -73,6 +75,7 @@ _REASONS = {
 _LOSSES = {
     Outcome.DEAD,
     Outcome.IN_BODY,
+    Outcome.NOT_TAPPED,
     Outcome.RAISED,
     Outcome.NOT_WRITTEN,
     Outcome.DTYPE,
@@ -346,11 +349,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """What became of each scope that was entered in this process; as text it is a table."""
+    """What became of each scope that was entered in this process; as text it is a table.
+
+    Attributes:
+        rows: a scope each.
+        remarks: on dump folders, such as that their file system has no hard links.
+    """
 
     rows: list[Row]
+    remarks: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        return "\n".join([self._table(), *self.remarks])
+
+    def _table(self) -> str:
         if not self.rows:
             return "no scope was entered"
         titles = ("scope", "opened at", "tagged", "compiled", "dumped", "calls", "tensors", "bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,26 @@ def extract(gm: fx.GraphModule, region: Region) -> Piece:
         copies[node] = _named_copy(graph, node, node.op, node.target, args, kwargs)
     graph.output(tuple(copies[node] for node in region.outputs))
     return Piece(fx.GraphModule(gm, graph), region.inputs, region.outputs)
+
+
+def with_outputs(gm: fx.GraphModule, additional: Sequence[fx.Node]) -> fx.GraphModule:
+    """Copy a whole graph, and let it return further values after its own.
+
+    Everything that a compiler of the graph may look at is as in `gm`: the order of placeholders,
+    names, metadata, that of the output among it.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in gm.graph.nodes:
+        args = fx.map_arg(node.args, copies.__getitem__)
+        kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
+        if node.op == "output":
+            args = ((*args[0], *(copies[value] for value in additional)),)
+        copies[node] = _named_copy(graph, node, node.op, node.target, args, kwargs)
+        copies[node].meta = dict(node.meta)
+    module = fx.GraphModule(gm, graph)
+    module.meta = dict(gm.meta)
+    return module
 
 
 def _named_copy(

@@ -7,6 +7,7 @@ Dynamo leaves a frame to Python when it cannot trace it as a whole, and a graph 
 from __future__ import annotations
 
 import os
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,10 @@ from typing import Any
 from torchair_scope import _torch_private
 from torchair_scope.capture.eager_graphs import run_of
 from torchair_scope.capture.frames import frames_outwards
-from torchair_scope.capture.settings import DumpSettings
+from torchair_scope.capture.other_backends import hides_operators, is_left_to_python
+from torchair_scope.capture.settings import SETTINGS, DumpSettings
 from torchair_scope.capture.steps import this_rank
 from torchair_scope.capture.tags import Tag
-
-SETTINGS = "torchair_scope_settings"  # the attribute of a backend that tells its settings
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,14 @@ class Uncompiled:
         function: the name of the outermost function that runs uncompiled, if it is known.
         reason: what Dynamo says.
         settings: those of the compiled function's backend, if that is one of ours.
+        hides_operators: whether nothing is seen of what that backend compiles.
     """
 
     call: int
     function: str
     reason: str
     settings: DumpSettings | None
+    hides_operators: bool
 
     def is_same_call_as(self, other: Uncompiled | None) -> bool:
         """Whether both run in one call of one compiled function."""
@@ -44,18 +46,29 @@ class Uncompiled:
 
 def enclosing_compile() -> Uncompiled | None:
     """What runs here uncompiled although it lies in a compiled function; None if nothing does."""
-    frames = []
-    for frame in frames_outwards():
-        if _torch_private.is_compiled_call(frame):
-            break
-        frames.append(frame)
-    else:
-        return None
-    if _torch_private.compiles_nothing():
+    frame, frames = _compiled_call()
+    if frame is None or is_left_to_python(frame) or _torch_private.compiles_nothing():
         return None
     function, reason = _torch_private.why_uncompiled(frames)
     backend, options = _torch_private.backend_of_call(frame)
-    return Uncompiled(id(frame), function, reason, _settings_of(backend, options))
+    hides = hides_operators(backend)
+    return Uncompiled(id(frame), function, reason, _settings_of(backend, options), hides)
+
+
+def is_in_call(code: Uncompiled | None) -> bool:
+    """Whether the call of a compiled function that `code` ran in goes on."""
+    frame, _ = _compiled_call()
+    return code is not None and frame is not None and id(frame) == code.call
+
+
+def _compiled_call() -> tuple[types.FrameType | None, list[types.FrameType]]:
+    """The frame of the innermost call of a compiled function, and those inside, outwards."""
+    inside: list[types.FrameType] = []
+    for frame in frames_outwards():
+        if _torch_private.is_compiled_call(frame):
+            return frame, inside
+        inside.append(frame)
+    return None, inside
 
 
 def _settings_of(backend: Any, options: dict[str, Any]) -> DumpSettings | None:
