@@ -623,3 +623,21 @@ def is_capturing() -> bool:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     return torch.cuda.is_current_stream_capturing()
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """What a storage is known by while it, or a `weak_storage` of it, lives."""
+    return tensor.untyped_storage()._cdata
+
+
+def weak_storage(tensor: torch.Tensor) -> Any:
+    """A reference that does not keep a tensor's memory; its `expired` says if that was freed."""
+    return private("torch.multiprocessing.reductions", "StorageWeakRef")(tensor.untyped_storage())
+
+
+def owners_of_storage(tensor: torch.Tensor) -> int:
+    """How many tensors share this one's memory, itself included, as well as views in Python."""
+    return private("torch._C", "_storage_Use_Count")(storage_address(tensor))

@@ -39,6 +39,8 @@ class GivenOptions(TypedDict, total=False):
     ops: Ops | None
     path: str | os.PathLike[str] | None
     on_error: OnError | None
+    lag: int | None
+    max_inflight: int | None
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Options:
     ops: Ops | None = None
     path: str | None = None
     on_error: OnError | None = None
+    lag: int | None = None
+    max_inflight: int | None = None
 
     def over(self, other: Options) -> Options:
         """These options, and for those that were not given the ones of `other`."""
@@ -123,6 +127,33 @@ def _path(value: Any) -> str:
     return os.path.realpath(os.fsdecode(value))
 
 
+def _lag(value: Any) -> int:
+    number = _whole_number("lag", value)
+    if number not in (0, 1):
+        raise ValueError(
+            f"lag is {value!r}; it can be 0, for files that are there when a graph's run returns, "
+            "or 1, for files that are there when the next one returns"
+        )
+    return number
+
+
+def _bytes(value: Any) -> int:
+    number = _whole_number("max_inflight", value)
+    if number < 1:
+        raise ValueError(f"max_inflight is {value!r}; it can be a number of bytes, from 1")
+    return number
+
+
+def _whole_number(name: str, value: Any) -> int:
+    text = isinstance(value, str)
+    if text and value.strip().isdecimal():
+        return int(value)
+    if text or isinstance(value, bool) or not isinstance(value, int):
+        kind = ValueError if text else TypeError
+        raise kind(f"{name} is {value!r}; it can be a whole number")
+    return value
+
+
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "mode": functools.partial(_one_of, MODES, "mode"),
     "steps": functools.partial(numbers, option="steps"),
@@ -130,13 +161,15 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "ops": _ops,
     "path": _path,
     "on_error": functools.partial(_one_of, ON_ERROR, "on_error"),
+    "lag": _lag,
+    "max_inflight": _bytes,
 }
 
 
 # What holds for the whole process
 
 _defaults = NONE
-_BUILT_IN = Options(mode="all", on_error="warn")
+_BUILT_IN = Options(mode="all", on_error="warn", lag=0, max_inflight=1 << 30)
 
 
 class Configured(AbstractContextManager[None]):

@@ -346,11 +346,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """What became of each scope that was entered in this process; as text it is a table."""
+    """What became of each scope that was entered in this process; as text it is a table.
+
+    Attributes:
+        rows: a scope each.
+        remarks: on dump folders, such as that their file system has no hard links.
+    """
 
     rows: list[Row]
+    remarks: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        return "\n".join([self._table(), *self.remarks])
+
+    def _table(self) -> str:
         if not self.rows:
             return "no scope was entered"
         titles = ("scope", "opened at", "tagged", "compiled", "dumped", "calls", "tensors", "bytes")

@@ -7,10 +7,11 @@ import contextlib
 import os
 import sys
 import warnings
+from dataclasses import replace
 
 from torchair_scope.capture import account as accounts
 from torchair_scope.capture.account import Summary, account, as_record, has_losses
-from torchair_scope.store.run import DumpWarning, RankFolder, open_folders
+from torchair_scope.store.run import DumpWarning, RankFolder, complete_steps, open_folders
 
 _said: set[tuple[str, str]] = set()
 
@@ -35,7 +36,8 @@ def summary() -> Summary:
     Warns:
         DumpWarning: once for each scope that is empty or of which nothing is saved.
     """
-    current = accounts.summary()
+    complete_steps()
+    current = _current()
     for row in current.rows:
         place = (row.scope, row.opened_at)
         if row.remark is not None and place not in _said:
@@ -48,9 +50,16 @@ def summary() -> Summary:
     return current
 
 
+def _current() -> Summary:
+    remarks = [f"{f.path}: {f.links.remark}" for f in open_folders() if f.links.remark]
+    return replace(accounts.summary(), remarks=remarks)
+
+
 def _at_exit() -> None:
+    with contextlib.suppress(OSError):
+        complete_steps()
     entries = account.entries()
-    current = accounts.summary()
+    current = _current()
     for folder in open_folders():
         with contextlib.suppress(OSError):
             _write(folder, current)

@@ -14,6 +14,7 @@ from torchair_scope.capture.interpreter import StepSink, Unsaved, run_region
 from torchair_scope.capture.layouts import Restorer
 from torchair_scope.capture.saved import Saved
 from torchair_scope.capture.steps import GraphSink
+from torchair_scope.store.identity import writing
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -28,10 +29,20 @@ class Part:
 
 
 def compiled_part(
-    run: Boxed, inputs: tuple[torch.fx.Node, ...], outputs: tuple[torch.fx.Node, ...]
+    run: Boxed,
+    inputs: tuple[torch.fx.Node, ...],
+    outputs: tuple[torch.fx.Node, ...],
+    *,
+    writes: bool,
 ) -> Part:
-    """A part that the inner compiler has compiled."""
-    return Part(lambda args, step: run(args), inputs, outputs)
+    """A part that the inner compiler has compiled; `writes` says if it writes to any input."""
+
+    def run_and_announce(args: list[Any], step: StepSink) -> Sequence[Any]:
+        with writing(tuple(args)):
+            results: Sequence[Any] = run(args)
+        return results
+
+    return Part(run_and_announce if writes else lambda args, step: run(args), inputs, outputs)
 
 
 def dumped_part(
@@ -84,7 +95,7 @@ class CutGraph:
 
     def __call__(self, args: list[Any]) -> Any:
         """Run the graph once: one step of the dump."""
-        step = Unsaved() if self._is_captured() else self._sink.begin_step()
+        step = Unsaved() if self._is_captured() else self._sink.begin_step(announced=True)
         try:
             return self._run(args, step)
         finally:

@@ -27,7 +27,7 @@ from torchair_scope.capture.account import account
 from torchair_scope.capture.autograd_nodes import NodeFinder, tensors_in
 from torchair_scope.capture.eager_graphs import EagerCall, Entry, Origin
 from torchair_scope.capture.frames import is_recomputing, module_here, opened_at, source_here
-from torchair_scope.capture.interpreter import mutated_arguments
+from torchair_scope.capture.interpreter import mutated_arguments, writes_of
 from torchair_scope.capture.nodes import module_of, source_of
 from torchair_scope.capture.settings import DumpSettings
 from torchair_scope.capture.tags import Tag, tag_of
@@ -142,7 +142,8 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(func, HigherOrderOperator):
             return self._run_bodies(func, args, kwargs)
         if not isinstance(func, OpOverload) or not self.wants(func, args):
-            return func(*args, **kwargs)
+            with writes_of(func, args, kwargs):
+                return func(*args, **kwargs)
         kernel = _torch_private.composite_kernel(func)
         if kernel is not None:
             with _torch_private.mode_pushed(self):
@@ -196,7 +197,8 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator, which outer scopes are not to save once more."""
         outside, _thread.saved_by = _thread.saved_by, self
         try:
-            return func(*args, **kwargs)
+            with writes_of(func, args, kwargs):
+                return func(*args, **kwargs)
         finally:
             _thread.saved_by = outside
 

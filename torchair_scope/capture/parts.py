@@ -15,7 +15,7 @@ from torchair_scope.capture import nodes
 from torchair_scope.capture.cut import Boxed, Part, compiled_part, dumped_part
 from torchair_scope.capture.extract import Piece, extract
 from torchair_scope.capture.layouts import layout_restorer
-from torchair_scope.capture.memory import aliased_write, storages
+from torchair_scope.capture.memory import aliased_write, storages, written_by
 from torchair_scope.capture.partition import Region
 from torchair_scope.capture.saved import Saved
 
@@ -59,7 +59,9 @@ class RegionCompiler:
     def part(self, region: Region) -> Part:
         """Compile one region."""
         piece = extract(self.gm, region)
-        return compiled_part(self._runner(region, piece), piece.inputs, piece.outputs)
+        writes = any(map(written_by, region.nodes))
+        runner = self._runner(region, piece)
+        return compiled_part(runner, piece.inputs, piece.outputs, writes=writes)
 
     def _runner(self, region: Region, piece: Piece) -> Boxed:
         if not any(map(nodes.computes, region.nodes)):

@@ -47,7 +47,7 @@ def to_numpy(tensor: torch.Tensor) -> Array:
     for subclasses that keep their data elsewhere.
     """
     with torch.no_grad(), named_as_unsavable(tensor):
-        return _value(plain(tensor))
+        return _value(plain_tensor(tensor))
 
 
 @contextlib.contextmanager
@@ -145,11 +145,21 @@ SYMBOLIC: dict[type, Callable[[Any], Any]] = {
 # From a tensor to an array
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
+def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Look through subclasses for the tensor that holds the data.
 
-    **Raises:** `UnsavableTensorError` for one that holds none.
+    **Raises:** `UnsavableTensorError` if there is none.
     """
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        tensor = _data_of_subclass(tensor)
+    if tensor.is_nested:
+        raise UnsavableTensorError("a nested tensor has no single array")
+    if tensor.is_meta:
+        raise UnsavableTensorError("a tensor on the meta device has no data")
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _data_of_subclass(tensor: torch.Tensor) -> torch.Tensor:
     if _is_dtensor(tensor):
         tensor = cast(Any, tensor).to_local()
     names = [kind.__name__ for kind in type(tensor).__mro__]
@@ -157,13 +167,20 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         raise UnsavableTensorError("a FakeTensor has no data")
     if "AsyncCollectiveTensor" in names:
         tensor = cast(Any, tensor).wait()
-    if tensor.is_nested:
-        raise UnsavableTensorError("a nested tensor has no single array")
-    if tensor.is_meta:
-        raise UnsavableTensorError("a tensor on the meta device has no data")
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        tensor = tensor.as_subclass(torch.Tensor)
-    return tensor.detach() if tensor.requires_grad else tensor
+    if tensor.is_nested or type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return tensor
+    return tensor.as_subclass(torch.Tensor)
+
+
+def is_strided(tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor's memory is its elements, and no more is to be known of it."""
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and (not tensor.numel() or tensor.untyped_storage().data_ptr() != 0)
+    )
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from torchair_scope.store.arrays import (
     FLOAT4_VALUES,
     dequantised,
     named_as_unsavable,
-    plain,
+    plain_tensor,
     strided,
 )
 
@@ -216,7 +216,7 @@ def _arrived(rows: Sequence[torch.Tensor]) -> dict[int, Part]:
 
 def _values_and_bytes(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
     """The values in a row, the bytes in a row, and the smallest normal number; 0 if all are."""
-    tensor = plain(tensor)
+    tensor = plain_tensor(tensor)
     if tensor.is_quantized:
         whole = tensor.int_repr().contiguous().view(-1)
         return torch.from_numpy(dequantised(tensor.cpu())).view(-1), whole.view(torch.uint8), 0.0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,15 +15,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from torchair_scope.store import layout
 from torchair_scope.store.arrays import Description, describe, number_array
 from torchair_scope.store.failures import guarded
-from torchair_scope.store.files import Files
+from torchair_scope.store.files import Files, Pace
 from torchair_scope.store.keeper import Keeper
 from torchair_scope.store.manifest import Record, encode, plain
+from torchair_scope.store.sections import in_section, section
 
 if TYPE_CHECKING:
     from torchair_scope.store.run import Run
 
 # What the manifest needs to say that the disk is full.
 ROOM_FOR_RECORDS = 256 * 1024
+# How long the record of a call may wait for others, to be written with them.
+_SECONDS_UNRECORDED = 0.5
 
 Mode = Literal["all", "input", "output"]
 _OF_INPUTS = ("INPUT", "KWARG")
@@ -64,7 +70,7 @@ class GraphDump:
         self._steps = itertools.count()
         self._run = run
 
-    def begin_step(self, number: int | None = None) -> Step:
+    def begin_step(self, number: int | None = None, pace: Pace = Pace()) -> Step:  # noqa: B008
         """Give the next step, numbered from 0; any thread may ask.
 
         In a forked child, this graph's steps go to the child's own run.
@@ -72,6 +78,7 @@ class GraphDump:
         **Arguments:**
 
         - `number`: the step's number, if the caller counts them, since some are not dumped.
+        - `pace`: how the writing of the step goes along with its run.
         """
         run = self._run.in_this_process()
         if run is not self._run:
@@ -80,7 +87,7 @@ class GraphDump:
                     self._start(run)
         if number is None:
             number = next(self._steps)
-        return Step(run, self.number, number, self.kind)
+        return Step(run, self.number, number, self.kind, pace)
 
 
 class Step:
@@ -92,24 +99,33 @@ class Step:
         problems: what went wrong, a sentence each, for its record.
     """
 
-    def __init__(self, run: Run, graph: int, number: int, kind: layout.GraphKind = "graph") -> None:
+    def __init__(
+        self, run: Run, graph: int, number: int, kind: layout.GraphKind, pace: Pace
+    ) -> None:
         self.run = run
         self.graph = graph
         self.number = number
+        self.lock = threading.RLock()
         self.problems: list[str] = []
         self._stamp = layout.time_stamp()
         self._order = itertools.count()
         self._open: dict[int, Call] = {}
-        self._calls = self._files = self._bytes = 0
-        self._missing = 0
+        self._done: list[Call] = []
+        self._flushed = time.monotonic()
+        self._untold: list[Callable[[], None]] = []
+        self._counts = {"files": 0, "bytes": 0, "written": 0, "missing": 0}
+        self._calls = 0
         self._skipped = True
+        self._steps = run.rank_folder.steps
+        self._steps.begins(self)
         with guarded(run, run.folder, self.problems):
             run.rank_folder.make_sure()
             self._skipped = self._is_skipped()
         self.name = layout.step_folder_name(graph, number, kind)
         self.folder = os.path.join(run.folder, self.name)
-        self.files = Files(self)
-        self._keepers: list[Keeper] = [self.files]
+        self._lag = pace.lag
+        self.files = Files(self, pace)
+        self._keepers: list[Keeper] = []
 
     def _is_skipped(self) -> bool:
         """Leave the last bytes of a full disk to the step records."""
@@ -145,55 +161,104 @@ class Step:
         **Raises:** `OSError` if a file cannot be written and the run was opened with
         `on_error="raise"`; else nothing.
         """
-        keeper = self.files if keeper is None else keeper
-        if keeper not in self._keepers:
-            self._keepers.append(keeper)
-        call = Call(self, next(self._order), node, target, facts, mode, report, keeper)
-        self._calls += 1
-        if not self._skipped:
-            self._open[call.order] = call
-            with guarded(self.run, self.folder, self.problems):
-                call.save_arguments(args, kwargs)
+        with section:
+            keeper = self.files if keeper is None else keeper
+            if keeper is not self.files and keeper not in self._keepers:
+                self._keepers.append(keeper)
+            call = Call(self, next(self._order), node, target, facts, mode, report, keeper)
+            self._calls += 1
+            if not self._skipped:
+                with self.lock:
+                    self._open[call.order] = call
+                with guarded(self.run, self.folder, self.problems):
+                    call.save_arguments(args, kwargs)
+            self._tell()
         return call
 
     def finish(self) -> None:
-        """Write the step's record. A call that was begun and not finished is recorded as such.
+        """The graph has returned: complete the step, or with `lag=1` the one before.
+
+        A call that was begun and not finished is recorded as such.
 
         **Raises:** as `begin_call`.
         """
-        for keeper in self._keepers:
-            with guarded(self.run, self.folder, self.problems):
-                keeper.finish()
-        unfinished = list(self._open.values())
+        if in_section():  # Called by a finaliser, in the middle of the store's own work.
+            self._steps.has_returned(self)
+            return
+        with section, guarded(self.run, self.folder, self.problems):
+            self.run.rank_folder.check_owner()
+            if not self._lag:
+                self._steps.has_returned(self)
+                self._steps.complete()
+                return
+            try:
+                self.files.let_go()
+                self._steps.complete()
+            finally:
+                self._steps.has_returned(self)
+
+    def complete(self) -> None:
+        """Wait until everything is settled, and write the step's record."""
+        with contextlib.ExitStack() as stack:  # Each is done even if another one raises.
+            stack.callback(self._tell)
+            stack.callback(self._write_record)
+            for keeper in (*self._keepers, self.files):
+                stack.callback(self._end, keeper)
+
+    def _end(self, keeper: Keeper) -> None:
         with guarded(self.run, self.folder, self.problems):
-            for call in unfinished:
-                call.record_unfinished()
-        with guarded(self.run, self.run.rank_folder.manifest.path):
-            self.run.rank_folder.append(
-                {
-                    "record": "step",
-                    "graph": self.graph,
-                    "step": self.number,
-                    "time": self._stamp,
-                    "complete": not (self.problems or unfinished or self._missing),
-                    "calls": self._calls,
-                    "files": self._files,
-                    "bytes": self._bytes,
-                    "missing": self._missing,
-                    "problems": list(dict.fromkeys(self.problems)),
-                }
-            )
+            keeper.finish()
 
-    def has_file(self, size: int) -> None:
-        """Count a file of the step."""
-        self._files += 1
-        self._bytes += size
+    def _write_record(self) -> None:
+        with self.lock:
+            unfinished = list(self._open.values())
+        for call in unfinished:
+            call.ends_unfinished()
+        manifest = self.run.rank_folder.manifest.path
+        with guarded(self.run, manifest, self.problems):
+            self.flush()
+        complete = not (self.problems or unfinished or self._counts["missing"])
+        record = {
+            "record": "step",
+            "graph": self.graph,
+            "step": self.number,
+            "time": self._stamp,
+            "complete": complete,
+            "calls": self._calls,
+            **self._counts,
+            "problems": list(dict.fromkeys(self.problems)),
+        }
+        with guarded(self.run, manifest):
+            self.run.rank_folder.append(record)
 
-    def record_call(self, call: Call, record: Record) -> None:
-        """Write a call's record; the call is no longer open."""
-        self._open.pop(call.order, None)
-        self._missing += len(record["missing"])
-        self.run.rank_folder.append(record)
+    def is_done(self, call: Call) -> None:
+        """Nothing of a call is awaited any more: its record is due, at once or with others."""
+        with self.lock:
+            self._open.pop(call.order, None)
+            self._done.append(call)
+            if time.monotonic() - self._flushed < _SECONDS_UNRECORDED:
+                return
+        try:
+            self.flush()
+        except OSError as error:  # The record is kept, and written with the next ones.
+            self.problems.append(f"{type(error).__name__}: {error}")
+
+    def flush(self) -> None:
+        """Write the records of the calls that are done."""
+        with self.lock:
+            done, self._done = self._done, []
+            self._flushed = time.monotonic()
+            for call in done:
+                for fact, count in call.counts().items():
+                    self._counts[fact] += count
+            if done:
+                self.run.rank_folder.append(*(call.record() for call in done))
+                self._untold += [call.tell for call in done]
+
+    def _tell(self) -> None:
+        """Report the calls that are recorded, on the thread that runs the model."""
+        while self._untold:
+            self._untold.pop(0)()
 
     def is_open(self, call: Call) -> bool:
         """Say whether a call waits for its result."""
@@ -237,12 +302,14 @@ class Call:
         self._mode = mode
         self._report = report
         self._keeper = keeper
-        self._bytes = self._tensors = 0
         self._values: Record = {}
         self._files: dict[str, str] = {}
+        self._contents: dict[str, int] = {}
         self._missing: list[Record] = []
+        self._bytes = self._written = self._tensors = 0
         self._promised: set[str] = set()
-        self._is_finished = False
+        self._slots: dict[str, None] = {}  # in the order in which they were handed over
+        self._has_returned = False
 
     def save_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Hand the INPUT and KWARG values over; `Step.begin_call` does it."""
@@ -266,41 +333,56 @@ class Call:
         step = self.step
         if not step.is_open(self):
             return
-        with guarded(step.run, step.run.folder, step.problems):
-            if isinstance(result, tuple | list):
-                for index, value in enumerate(result):
-                    self._save_numbers(value, layout.slot_name("OUTPUT", index))
-                self._values["outputs"] = encode(result, "OUTPUT", self._hand_over)
-            else:
-                self._values["outputs"] = self._save(result, "OUTPUT", 0)
-            if mutated:
-                self._values["mutated"] = {
-                    name: encode(value, layout.slot_name("MUTATED", name), self._hand_over)
-                    for name, value in mutated.items()
-                }
-        self._is_finished = True
-        self._record_if_done()
+        with section:
+            with guarded(step.run, step.run.folder, step.problems):
+                self._save_results(result, mutated)
+            with step.lock:
+                self._has_returned = True
+                self._look_if_done()
 
-    def _record_if_done(self) -> None:
-        step = self.step
-        if not self._is_finished or self._promised or not step.is_open(self):
-            return
-        with guarded(step.run, step.run.rank_folder.manifest.path, step.problems):
-            step.record_call(self, self._record())
-            self._tell(finished=True)
+    def _save_results(self, result: Any, mutated: Mapping[str, Any]) -> None:
+        if isinstance(result, tuple | list):
+            for index, value in enumerate(result):
+                self._save_numbers(value, layout.slot_name("OUTPUT", index))
+            self._values["outputs"] = encode(result, "OUTPUT", self._hand_over)
+        else:
+            self._values["outputs"] = self._save(result, "OUTPUT", 0)
+        if mutated:
+            self._values["mutated"] = {
+                name: encode(value, layout.slot_name("MUTATED", name), self._hand_over)
+                for name, value in mutated.items()
+            }
 
-    def record_unfinished(self) -> None:
-        """Write the record of a call whose operator did not return."""
-        self.step.record_call(self, {**self._record(), "unfinished": True})
-        self._tell(finished=False)
+    def _look_if_done(self) -> None:
+        if self._has_returned and not self._promised and self.step.is_open(self):
+            self.step.is_done(self)
 
-    def _tell(self, *, finished: bool) -> None:
+    def ends_unfinished(self) -> None:
+        """The step ends, and the operator did not return, or a slot was never settled."""
+        for slot in [slot for slot in self._slots if slot in self._promised]:
+            self.is_missing(slot, "the run was interrupted before it was written")
+        if self.step.is_open(self):
+            self.step.is_done(self)
+
+    def tell(self) -> None:
+        """Report what is written of the call."""
         if self._report is not None:
             folder = self.step.run.folder
-            report = CallReport(folder, finished, self._tensors, self._bytes, self._missing)
-            self._report(report)
+            finished = self._has_returned
+            self._report(CallReport(folder, finished, self._tensors, self._bytes, self._missing))
 
-    def _record(self) -> Record:
+    def counts(self) -> dict[str, int]:
+        """What the call adds to the numbers of its step's record."""
+        return {
+            "files": len(self._files),
+            "bytes": self._bytes,
+            "written": self._written,
+            "missing": len(self._missing),
+        }
+
+    def record(self) -> Record:
+        """The call's record."""
+        order = list(self._slots)
         return {
             "record": "call",
             "graph": self.step.graph,
@@ -311,8 +393,10 @@ class Call:
             "time": self.stamp,
             **self.facts,
             **self._values,
-            "files": self._files,
-            "missing": self._missing,
+            "files": {slot: self._files[slot] for slot in order if slot in self._files},
+            "contents": {slot: self._contents[slot] for slot in order if slot in self._contents},
+            "missing": sorted(self._missing, key=lambda lost: order.index(lost["slot"])),
+            **({} if self._has_returned else {"unfinished": True}),
         }
 
     # What becomes of a slot, as its keeper says
@@ -320,24 +404,49 @@ class Call:
     def promise(self, slot: str) -> None:
         """The slot will have a file, or be missing, later: the call's record waits for it."""
         self._promised.add(slot)
+        self._slots[slot] = None
 
-    def has_file(self, slot: str, name: str, size: int, *, is_tensor: bool = True) -> None:
-        """The slot has a file of that name in the step's folder, with `size` bytes."""
-        self._files[slot] = name
-        self._bytes += size
-        self._tensors += is_tensor
-        self.step.has_file(size)
-        self._settle(slot)
+    def has_file(
+        self,
+        slot: str,
+        name: str,
+        size: int,
+        *,
+        is_tensor: bool = True,
+        written: int | None = None,
+        content: int | None = None,
+    ) -> None:
+        """The slot has a file in the step's folder.
+
+        **Arguments:**
+
+        - `slot`, `name`: which slot, and the file's name.
+        - `size`: bytes of the file.
+        - `is_tensor`: whether it holds a tensor, and not numbers.
+        - `written`: bytes that had to be written for it, 0 for a link; the size if None.
+        - `content`: the number of its content: files of one rank folder with equal numbers have
+            equal bytes.
+        """
+        with self.step.lock:
+            self._slots[slot] = None
+            self._files[slot] = name
+            if content is not None:
+                self._contents[slot] = content
+            self._bytes += size
+            self._written += size if written is None else written
+            self._tensors += is_tensor
+            self._settle(slot)
 
     def is_missing(self, slot: str, reason: str, name: str | None = None) -> None:
         """The slot has no file; `name` is the one that could not be written, if it got so far."""
-        self._missing.append({"slot": slot, "file": name, "reason": reason})
-        self._settle(slot)
+        with self.step.lock:
+            self._slots[slot] = None
+            self._missing.append({"slot": slot, "file": name, "reason": reason})
+            self._settle(slot)
 
     def _settle(self, slot: str) -> None:
-        if slot in self._promised:
-            self._promised.discard(slot)
-            self._record_if_done()
+        self._promised.discard(slot)
+        self._look_if_done()
 
     # Values on their way to the keeper
 
