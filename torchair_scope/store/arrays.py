@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from torchair_scope import _torchair_private
+from torchair_scope.store.stand_in import stands_for
 
 Array = npt.NDArray[Any]
 Description = dict[str, Any]
@@ -68,6 +69,9 @@ def describe(tensor: torch.Tensor) -> Description:
     `dtype`, `shape`, `stride`, `storage_offset` and `device` always; the rest where it is not the
     default. Of a DTensor it is the local shard's, with `mesh` and `placements` beside it.
     """
+    original = stands_for(tensor)
+    if original is not None:
+        return dict(original.description)
     description: Description = {}
     if _is_dtensor(tensor):
         description["dtensor"] = _dtensor_facts(tensor)

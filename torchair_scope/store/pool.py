@@ -93,6 +93,10 @@ class Pool:
                 del self._reading[job.storage]
             job.storage = None
 
+    def in_flight(self) -> int:
+        """The bytes that wait to be written."""
+        return self._in_flight
+
     def wait(self, group: Group) -> None:
         """Wait until a group is done; if that is interrupted, what has not begun is lost."""
         interrupted: BaseException | None = None

@@ -13,7 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -126,7 +126,7 @@ class Part(NamedTuple):
         finite = self.finite + other.finite
         share = other.finite / finite if finite else 0.0
         apart = other.mean - self.mean if self.finite and other.finite else 0.0
-        counts = zip(self[_SUMS:], other[_SUMS:], strict=True)
+        counts: Any = zip(self[_SUMS:], other[_SUMS:], strict=True)
         return Part(
             min(self.minimum, other.minimum),
             max(self.maximum, other.maximum),
@@ -170,9 +170,21 @@ class Measured:
     count: int
     parts: list[Part | torch.Tensor]
 
+    def hash_on_cpu(self) -> int | None:
+        """The hash of the bytes; None if it is on a device."""
+        if not all(isinstance(part, Part) for part in self.parts):
+            return None
+        return sum(part.hashed for part in self.parts if isinstance(part, Part)) & _WRAP
 
-def measure(tensor: torch.Tensor) -> Measured:
+
+def measure(tensor: torch.Tensor, hint: Measured | None = None) -> Measured:
     """Measure a tensor where it is, without waiting for its device.
+
+    **Arguments:**
+
+    - `tensor`: of any dtype, layout and device.
+    - `hint`: what it was measured as when it was last seen. On a CPU, where the hash costs a
+        quarter of the rest, it is taken if the hash is the same.
 
     **Raises:** `UnsavableTensorError` for the tensors that `to_numpy` raises it for.
     """
@@ -183,6 +195,8 @@ def measure(tensor: torch.Tensor) -> Measured:
                 return Measured(values.numel(), list(_rows_on_device(values, data, tiny)))
             except (RuntimeError, TypeError):  # it has no float64, or lacks one of the operators
                 values, data = values.cpu(), data.cpu()
+        if hint is not None and _hash_on_cpu(data) == hint.hash_on_cpu():
+            return hint
         return Measured(values.numel(), list(_parts_on_cpu(values, data, tiny)))
 
 
@@ -358,6 +372,11 @@ def _smallest_magnitude(block: torch.Tensor, scratch: torch.Tensor) -> torch.Ten
 
 def _count(mask: torch.Tensor) -> int:
     return int(mask.count_nonzero())
+
+
+def _hash_on_cpu(data: torch.Tensor) -> int:
+    blocks = enumerate(_blocks(data, data))
+    return sum(_hash_of_block(h, t) * _odd(_FACTOR + n) for n, (_, h, t) in blocks) & _WRAP
 
 
 def _hash_of_block(here: torch.Tensor, there: torch.Tensor) -> int:
