@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from torchair_scope import _torch_private, _torchair_private
+from torchair_scope.store.stand_in import stands_for
 
 Array = npt.NDArray[Any]
 Description = dict[str, Any]
@@ -47,9 +49,15 @@ def to_numpy(tensor: torch.Tensor) -> Array:
     """
     if not tensor.requires_grad and _is_ordinary(tensor) and tensor.dtype in _NATIVE:
         return tensor.numpy()
+    with torch.no_grad(), named_as_unsavable(tensor):
+        return _value(plain_tensor(tensor))
+
+
+@contextlib.contextmanager
+def named_as_unsavable(tensor: torch.Tensor) -> Iterator[None]:
+    """Make an `UnsavableTensorError` of every error in reading a tensor."""
     try:
-        with torch.no_grad():
-            return _value(plain_tensor(tensor))
+        yield
     except UnsavableTensorError:
         raise
     except Exception as error:
@@ -63,6 +71,9 @@ def describe(tensor: torch.Tensor) -> Description:
     `dtype`, `shape`, `stride`, `storage_offset` and `device` always; the rest where it is not the
     default. Of a DTensor it is the local shard's, with `mesh` and `placements` beside it.
     """
+    original = stands_for(tensor)
+    if original is not None:
+        return dict(original.description)
     if _is_ordinary(tensor):
         return _described(tensor)
     description: Description = {}
@@ -180,15 +191,22 @@ def is_strided(tensor: torch.Tensor) -> bool:
     )
 
 
-def _value(tensor: torch.Tensor) -> Array:
+def strided(tensor: torch.Tensor) -> torch.Tensor:
+    """Give a tensor that is not quantised as a plain strided one, where it is.
+
+    **Raises:** `UnsavableTensorError` for one that has no data.
+    """
     if tensor.layout is not torch.strided:
-        return _value(_dense(tensor))
-    if tensor.is_quantized:
-        return _dequantised(tensor.cpu())
-    if tensor.device.type != "cpu":
-        tensor = tensor.cpu()
-    if tensor.numel() and tensor.untyped_storage().data_ptr() == 0:
+        return strided(_dense(tensor))
+    if tensor.device.type == "cpu" and tensor.numel() and not tensor.untyped_storage().data_ptr():
         raise UnsavableTensorError(f"{_kind(tensor)} has no data of its own")
+    return tensor
+
+
+def _value(tensor: torch.Tensor) -> Array:
+    if tensor.is_quantized:
+        return dequantised(tensor.cpu())
+    tensor = strided(tensor).cpu()
     if tensor.is_conj():
         return np.conj(_value(tensor.conj()))
     if tensor.is_neg():
@@ -203,7 +221,8 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_dense()
 
 
-def _dequantised(tensor: torch.Tensor) -> Array:
+def dequantised(tensor: torch.Tensor) -> Array:
+    """Give the values of a quantised tensor on a CPU."""
     if tensor.dtype is not torch.qint32 or tensor.qscheme() is not torch.per_tensor_affine:
         return tensor.dequantize().numpy()
     whole: Array = tensor.int_repr().numpy().astype(np.float64)  # float32 cannot hold every qint32
@@ -227,7 +246,7 @@ def _from_float4_pairs(tensor: torch.Tensor) -> Array:
     packed = tensor.view(torch.uint8).numpy()
     pairs = np.stack([packed & 15, packed >> 4], axis=-1)
     *outer, last = packed.shape or (1,)
-    return np.asarray(_FLOAT4_VALUES[pairs.reshape(*outer, 2 * last)])
+    return np.asarray(FLOAT4_VALUES[pairs.reshape(*outer, 2 * last)])
 
 
 def _from_bytes(tensor: torch.Tensor) -> Array:
@@ -249,7 +268,7 @@ def _float8_values(dtype: torch.dtype) -> Array:
     return values
 
 
-_FLOAT4_VALUES: Array = np.array(
+FLOAT4_VALUES: Array = np.array(
     [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32
 )
 # What NumPy has as it is.
@@ -311,7 +330,7 @@ def _true_bits(array: Array, dtype: torch.dtype) -> Array:
     elif name.removeprefix("torch.") in _FLOAT8:
         array = _nearest_code(array, _float8_values(dtype))
     elif dtype is torch.float4_e2m1fn_x2:
-        codes = _nearest_code(array, _FLOAT4_VALUES)
+        codes = _nearest_code(array, FLOAT4_VALUES)
         array = codes[..., 0::2] | (codes[..., 1::2] << 4)
     return _contiguous(array).view(np.dtype((np.void, array.itemsize)))
 
