@@ -91,7 +91,9 @@ def test_the_rows_are_those_of_the_tensors(dump_path):
     for call in rank.calls:
         for slot, file in {**call.input_files, **call.output_files}.items():
             files[call.node, slot] = np.load(file)
-        assert call.record["statistics"] == [row["slot"] for row in rows if row["node"] == call.node]
+        assert call.record["statistics"] == [
+            row["slot"] for row in rows if row["node"] == call.node
+        ]
     for row in rows:
         array = files[row["node"], row["slot"]].astype(np.float64)
         assert int(row["count"]) == array.size
@@ -105,7 +107,9 @@ def test_the_rows_are_those_of_the_tensors(dump_path):
         assert row["shape"] == "x".join(map(str, array.shape))
     hashes = {(row["target"], row["slot"]): row["hash"] for row in rows}
     relu = hashes["aten.relu.default", "OUTPUT.0"]
-    assert relu == hashes["aten.sum.dim_IntList", "INPUT.0"] != hashes["aten.relu.default", "INPUT.0"]
+    assert (
+        relu == hashes["aten.sum.dim_IntList", "INPUT.0"] != hashes["aten.relu.default", "INPUT.0"]
+    )
 
 
 def test_the_model_is_what_it_is_without_a_dump(dump_path):
