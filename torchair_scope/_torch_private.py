@@ -28,6 +28,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 DecompositionTable = Mapping[Any, Callable[..., Any]]
 
 
+@functools.cache
 def private(module: str, name: str) -> Any:
     """The attribute `name` of a private torch module, or an error that says what is missing."""
     try:
@@ -631,6 +632,22 @@ def is_capturing() -> bool:
 def storage_address(tensor: torch.Tensor) -> int:
     """What a storage is known by while it, or a `weak_storage` of it, lives."""
     return tensor.untyped_storage()._cdata
+
+
+def bytes_of_storage(tensor: torch.Tensor) -> Any:
+    """The memory that a tensor on the host lies in, as an array of bytes."""
+    storage = tensor.untyped_storage()
+    with torch.no_grad():
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
+
+
+def is_lazily_conj_or_neg(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory is not its value: a conj or neg view.
+
+    `is_conj` and `is_neg` say the same, but let another thread take the interpreter's lock.
+    """
+    keys, key = private("torch._C", "_dispatch_keys")(tensor), private("torch._C", "DispatchKey")
+    return keys.has(key.Negative) or keys.has(key.Conjugate)
 
 
 def weak_storage(tensor: torch.Tensor) -> Any:

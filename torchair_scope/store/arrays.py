@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchair_scope import _torchair_private
+from torchair_scope import _torch_private, _torchair_private
 from torchair_scope.store.stand_in import stands_for
 
 Array = npt.NDArray[Any]
@@ -72,6 +72,8 @@ def describe(tensor: torch.Tensor) -> Description:
     original = stands_for(tensor)
     if original is not None:
         return dict(original.description)
+    if _is_ordinary(tensor):
+        return _described(tensor)
     description: Description = {}
     if _is_dtensor(tensor):
         description["dtensor"] = _dtensor_facts(tensor)
@@ -181,8 +183,7 @@ def is_strided(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
         and not tensor.is_quantized
-        and not tensor.is_conj()
-        and not tensor.is_neg()
+        and not _torch_private.is_lazily_conj_or_neg(tensor)
         and (not tensor.numel() or tensor.untyped_storage().data_ptr() != 0)
     )
 
@@ -377,6 +378,35 @@ def _sparse(dense: torch.Tensor, description: Description) -> torch.Tensor:
 
 
 # Facts of a tensor
+
+
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether it has no facts but those that every tensor has.
+
+    Asked for each tensor: nothing here lets another thread take the interpreter's lock.
+    """
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and not _torch_private.is_lazily_conj_or_neg(tensor)
+    )
+
+
+def _described(tensor: torch.Tensor) -> Description:
+    """What `describe` gives for an ordinary tensor."""
+    description: Description = {
+        "dtype": str(tensor.dtype),
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "storage_offset": tensor.storage_offset(),
+        "device": "cpu",
+    }
+    if tensor.requires_grad:
+        description["requires_grad"] = True
+    return description
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:

@@ -113,7 +113,8 @@ class Files:
         sighting = self._store.known.find(tensor, self._step)
         hint = sighting.value if sighting and sighting.value.may_be_linked_to() else None
         seen_now = sighting is not None and sighting.step is self._step
-        if hint is not None and (not tensor.is_cpu or (self._pace.announced and seen_now)):
+        is_sure = sighting is not None and sighting.is_sure
+        if hint is not None and (is_sure or (self._pace.announced and seen_now)):
             return self._link(slot, hint)
         if not tensor.is_cpu:
             copy, arrival = host_copy(tensor, beside=self._pace.announced)

@@ -73,7 +73,7 @@ class StepFolder:
                 self._fails(slot, error)
             else:
                 slot.has_file(size, size, content)
-                content.is_at(os.path.join(self._folder.path, slot.name))
+                content.is_at(f"{self._folder.path}/{slot.name}", size)
                 return content
         content.lose()
         return None
@@ -81,7 +81,7 @@ class StepFolder:
     def link(self, slot: Slot, content: Content, value: Npy | None = None) -> Content | None:
         """Give a slot the file of a content; `value` is written if that is gone."""
         try:
-            size, written = self.store.links.make(content, self._folder, slot.name)
+            written = self.store.links.make(content, self._folder, slot.name)
         except FileNotFoundError as error:
             content.lose()
             if value is not None:
@@ -90,7 +90,7 @@ class StepFolder:
         except OSError as error:
             self._fails(slot, error)
         else:
-            slot.has_file(size, written, content)
+            slot.has_file(content.size, written, content)
             return content
         return None
 
