@@ -1,4 +1,4 @@
-"""README.md: every code block runs as it stands, and what it shows is what comes out.
+"""README.md and docs/: every code block runs as it stands, and what it shows is what comes out.
 
 Each section has an empty folder and a namespace of its own, and its blocks run in order.
 
@@ -24,7 +24,11 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+EXECUTED = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKING = [
+    *EXECUTED,
+    *(ROOT / f"{name}.md" for name in ("README.zh", "ARCHITECTURE", "CONTRIBUTING")),
+]
 
 _FENCED = re.compile(r"^```(?P<language>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (?P<name>\w+\.py)\n")
@@ -34,27 +38,31 @@ _OPTIONS = doctest.ELLIPSIS
 
 @dataclass(frozen=True)
 class Block:
+    document: Path
     language: str
     code: str
     section: str
     line: int
 
     def __str__(self) -> str:
-        return f"README.md, line {self.line}"
+        return f"{self.document.name}, line {self.line}"
 
 
-def blocks() -> Iterator[Block]:
-    text = README.read_text(encoding="utf-8")
+def blocks_of(document: Path) -> list[Block]:
+    return list(_blocks_of(document, document.read_text(encoding="utf-8")))
+
+
+def _blocks_of(document: Path, text: str) -> Iterator[Block]:
     section, end = "top", 0
     for match in _FENCED.finditer(text):
         headings = re.findall(r"^## (.+)$", text[end : match.start()], re.MULTILINE)
         section, end = (headings or [section])[-1], match.end()
         line = text.count("\n", 0, match.start()) + 2
-        yield Block(match["language"], match["code"], section, line)
+        yield Block(document, match["language"], match["code"], section, line)
 
 
-BLOCKS = list(blocks())
-SECTIONS = list(dict.fromkeys(block.section for block in BLOCKS))
+BLOCKS = [block for document in EXECUTED for block in blocks_of(document)]
+SECTIONS = list(dict.fromkeys((block.document, block.section) for block in BLOCKS))
 
 
 class SameButForTimes(doctest.OutputChecker):
@@ -87,7 +95,7 @@ class Session:
 
     def pycon(self, block: Block) -> None:
         test = doctest.DocTestParser().get_doctest(
-            block.code, self.namespace, str(block), str(README), block.line - 1
+            block.code, self.namespace, str(block), str(block.document), block.line - 1
         )
         assert test.examples, f"{block}: no >>> in a block of language pycon"
         test.globs = self.namespace
@@ -150,8 +158,12 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", SECTIONS)
-def test_the_code_of_a_section_runs_and_does_what_it_shows(section: str, session: Session) -> None:
+@pytest.mark.parametrize(
+    ("document", "section"), SECTIONS, ids=[f"{path.stem}: {title}" for path, title in SECTIONS]
+)
+def test_the_code_of_a_section_runs_and_does_what_it_shows(
+    document: Path, section: str, session: Session
+) -> None:
     run: dict[str, Callable[[Block], None]] = {
         "python": session.python,
         "pycon": session.pycon,
@@ -159,22 +171,51 @@ def test_the_code_of_a_section_runs_and_does_what_it_shows(section: str, session
         "text": session.text,
     }
     for block in BLOCKS:
-        if block.section == section:
+        if (block.document, block.section) == (document, section):
             assert block.language in run, f"{block}: the language is none of {', '.join(run)}"
             run[block.language](block)
     assert not session.not_yet_run, f"no console block runs {session.not_yet_run}"
 
 
-def test_no_code_block_is_overlooked() -> None:
-    fences = re.findall(r"^\s*(?:```|~~~)", README.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(fences) == 2 * len(BLOCKS)
+@pytest.mark.parametrize("document", EXECUTED, ids=lambda path: path.name)
+def test_no_code_block_is_overlooked(document: Path) -> None:
+    fences = re.findall(r"^\s*(?:```|~~~)", document.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(fences) == 2 * len(blocks_of(document))
 
 
-@pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md"])
-def test_links_to_files_lead_somewhere(document: str) -> None:
-    links = re.findall(r"\]\(([^)#]+)", (ROOT / document).read_text(encoding="utf-8"))
-    files = [link for link in links if "://" not in link]
-    assert [link for link in files if not (ROOT / link).exists()] == []
+@pytest.mark.parametrize("document", LINKING, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", document.read_text(encoding="utf-8"))
+    dead = []
+    for link in links:
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        path = document.parent / name if name else document
+        if not path.exists() or (anchor and anchor not in _anchors(path)):
+            dead.append(link)
+    assert dead == []
+
+
+def _anchors(document: Path) -> set[str]:
+    """The anchors that a forge makes of the headings of a document."""
+    text = _FENCED.sub("", document.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
+def test_readme_leads_to_every_page() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = [document.relative_to(ROOT).as_posix() for document in EXECUTED[1:]]
+    assert [page for page in pages if f"({page})" not in text] == []
+
+
+def test_the_chinese_page_has_the_code_of_the_english_one() -> None:
+    pages = ROOT / "docs" / "npu.md", ROOT / "README.zh.md"
+    english, chinese = (
+        [re.sub(r"  # .*", "", block.code) for block in blocks_of(page)] for page in pages
+    )
+    assert chinese == english
 
 
 def test_the_architecture_names_every_file_of_the_package() -> None:

@@ -26,12 +26,16 @@ from torchair_scope.sizes import size
 
 Mode = Literal["all", "input", "output"]
 OnError = Literal["warn", "raise"]
+EngineName = Literal["interpret", "tap"]
+Taps = Literal["all", "boundary"]
 Ops = str | Callable[[torch.fx.Node], Any]
 Data = Literal["tensors", "stats", "both"]
 When = Literal["nonfinite", "nonfinite:first"] | Callable[[torch.Tensor], Any]
 
 MODES = ("all", "input", "output")
 ON_ERROR = ("warn", "raise")
+ENGINES = ("interpret", "tap")
+TAPS = ("all", "boundary")
 DATA = ("tensors", "stats", "both")
 WHEN = ("nonfinite", "nonfinite:first")
 
@@ -55,6 +59,8 @@ class GivenOptions(TypedDict, total=False):
     when: When | None
     keep_last: int | None
     max_held: int | str | None
+    engine: EngineName | None
+    tap: Taps | None
 
 
 class Limit(NamedTuple):
@@ -91,6 +97,8 @@ class Options:
     when: When | None = None
     keep_last: int | None = None
     max_held: int | None = None
+    engine: EngineName | None = None
+    tap: Taps | None = None
     # Not an option: the limits of all scopes around, where the options above have the nearest.
     limits: tuple[Limit, ...] = ()
 
@@ -233,6 +241,8 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "when": _when,
     "keep_last": functools.partial(_count, "keep_last"),
     "max_held": functools.partial(_some_bytes, "max_held"),
+    "engine": functools.partial(_one_of, ENGINES, "engine"),
+    "tap": functools.partial(_one_of, TAPS, "tap"),
 }
 
 
@@ -248,6 +258,8 @@ _BUILT_IN = Options(
     min_free=1 << 30,
     keep_last=0,
     max_held=4 << 30,
+    engine="interpret",
+    tap="all",
 )
 
 
@@ -277,6 +289,7 @@ def variable(name: str) -> str:
 
 
 _VARIABLES = tuple(map(variable, NAMES))
+_NO_OPTIONS = (variable("bisect"),)  # It names the plan of a bisection.
 
 
 def from_environment() -> Options:
@@ -297,7 +310,7 @@ def _from_variables(values: tuple[str | None, ...]) -> Options:
 
 def _refuse_misspelt_variables() -> None:
     for name in os.environ:
-        if name.startswith(f"{switch.VARIABLE}_") and name not in _VARIABLES:
+        if name.startswith(f"{switch.VARIABLE}_") and name not in (*_VARIABLES, *_NO_OPTIONS):
             raise TypeError(f"there is no environment variable {name}: {_hint(name, _VARIABLES)}")
 
 

@@ -25,11 +25,18 @@ _FEWEST = 16  # elements from which a file tells that it holds bfloat16
 
 @dataclass(frozen=True)
 class TensorPair:
-    """A golden tensor and the target's: what is compared."""
+    """A golden tensor and the target's: what is compared.
+
+    Args:
+        slot: which value of the call it is.
+        golden, target: both of them.
+        computed_in: the coarsest dtype that their run has computed in before.
+    """
 
     slot: str
     golden: Tensor
     target: Tensor
+    computed_in: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ def compare_tensors(pair: TensorPair, tolerance: Tolerance | None = None) -> Ten
         return TensorResult(pair.slot, "unknown", reason=str(error))
     dtypes = _dtype(pair.golden, arrays[0]), _dtype(pair.target, arrays[1])
     try:
-        metrics = measure(*arrays, *dtypes, tolerance)
+        metrics = measure(*arrays, *dtypes, tolerance, pair.computed_in)
     except ShapesDifferError as error:
         return TensorResult(pair.slot, "differs", dtypes=dtypes, reason=str(error))
     agreement = agreement_of(metrics, exact_scale=tolerance is not None)

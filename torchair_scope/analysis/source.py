@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from functools import lru_cache
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +54,14 @@ class File:
         with self.open() as stream:
             return stream.read()
 
+    def check(self) -> None:
+        """See that a local `.npy` file is whole, by its header and its size.
+
+        **Raises:** `OSError` if it cannot be read, `ValueError` if it is cut or no array.
+        """
+        if not is_remote(self.url):
+            _header(self.url)
+
     def array(self) -> Array:
         """The array in an `.npy` file; a local file is mapped into memory, not read.
 
@@ -75,6 +85,11 @@ class Folder:
         path = self.url if is_remote(self.url) else os.path.abspath(self.url)
         return path.rstrip("/").rpartition("/")[2]
 
+    @property
+    def short(self) -> str:
+        """Its path as people write it."""
+        return self.url if is_remote(self.url) else os.path.normpath(self.url)
+
     def file(self, name: str) -> File:
         """A file in it, `graph_1/0/add.npy` for instance; it need not exist."""
         return File(f"{self.url.rstrip('/')}/{name}")
@@ -82,6 +97,18 @@ class Folder:
     def folder(self, name: str) -> Folder:
         """A folder in it; it need not exist."""
         return Folder(f"{self.url.rstrip('/')}/{name}")
+
+    def parent(self) -> Folder:
+        """The local folder that it is in."""
+        return Folder(os.path.normpath(os.path.join(self.url, os.pardir)))
+
+    def exists(self) -> bool:
+        """Whether something is at its path; not known of URLs, which have no empty folders."""
+        return not is_remote(self.url) and os.path.exists(self.url)
+
+    def is_file(self) -> bool:
+        """Whether it is a local file."""
+        return not is_remote(self.url) and os.path.isfile(self.url)
 
     def entries(self) -> list[Entry]:
         """What is in it, by name; nothing if it does not exist or is a file."""
@@ -99,34 +126,75 @@ class Folder:
             return []
 
     def _remote_entries(self) -> list[Entry]:
-        filesystem, path = need("fsspec.core").url_to_fs(self.url)
-        if not filesystem.isdir(path):
-            return []
+        url_to_fs = need("fsspec.core").url_to_fs
+        try:
+            filesystem, path = url_to_fs(self.url)
+            found = filesystem.ls(path, detail=True) if filesystem.isdir(path) else []
+        except Exception as error:  # each protocol has its own
+            raise OSError(f"cannot read {self.url}: {type(error).__name__}: {error}") from error
         return [
             Entry(
                 str(facts["name"]).rstrip("/").rpartition("/")[2],
                 facts["type"] == "directory",
                 int(facts.get("size") or 0),
             )
-            for facts in filesystem.ls(path, detail=True)
+            for facts in found
         ]
 
 
-def _mapped(path: str) -> Array:
-    with open(path, "rb") as stream:
-        version = np.lib.format.read_magic(stream)
-        header = np.lib.format.read_array_header_1_0
-        if version != (1, 0):
-            header = np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = header(stream)
-        offset = stream.tell()
-    if dtype.hasobject:
+class _Header(NamedTuple):
+    """What an `.npy` file says of its array, and where the array begins."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+_MOST_HEADERS = 256  # bytes that nearly all headers have room in
+
+
+def _header(path: str) -> _Header:
+    """The header of a file that is whole, apart from the values in it."""
+    with open(path, "rb", buffering=0) as stream:
+        beginning = stream.read(_MOST_HEADERS)
+        end = _end_of_header(beginning)
+        if end > len(beginning):
+            beginning += stream.read(end - len(beginning))
+        size = os.fstat(stream.fileno()).st_size
+    header = _parsed(beginning[:end])
+    if header.dtype.hasobject:
         raise ValueError(f"{path} holds Python objects, which are not read")
-    count = int(np.prod(shape, dtype=np.int64))
-    if os.path.getsize(path) < offset + count * dtype.itemsize:
-        raise ValueError(f"{path} is cut: its array has {count} elements of {dtype}")
-    if count == 0:
-        return np.zeros(shape, dtype)
-    order = "F" if fortran else "C"
-    mapped = np.memmap(path, dtype, "r", offset, (count,))
-    return cast(Array, np.asarray(mapped).reshape(shape, order=order))  # type: ignore[call-overload]
+    if size < header.offset + header.elements * header.dtype.itemsize:
+        array = f"{header.elements} elements of {header.dtype}"
+        raise ValueError(f"{path} is cut: its array has {array}")
+    return header
+
+
+def _end_of_header(beginning: bytes) -> int:
+    major = beginning[6] if len(beginning) > 6 else 1
+    last = 10 if major == 1 else 12  # of the header's length
+    return last + int.from_bytes(beginning[8:last], "little")
+
+
+@lru_cache(maxsize=4096)  # most files of a dump have one of few headers
+def _parsed(header: bytes) -> _Header:
+    stream = io.BytesIO(header)
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    return _Header(*read(stream), stream.tell())
+
+
+def _mapped(path: str) -> Array:
+    header = _header(path)
+    if header.elements == 0:
+        return np.zeros(header.shape, header.dtype)
+    mapped = np.memmap(path, header.dtype, "r", header.offset, (header.elements,))
+    order: Any = "F" if header.fortran else "C"
+    return np.asarray(mapped).reshape(header.shape, order=order)

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from torchair_scope import _torch_private
@@ -157,6 +158,9 @@ class Source:
         return Npy(to_numpy(self.data) if isinstance(self.data, torch.Tensor) else self.data)
 
 
+_READ = Source(np.empty(0))
+
+
 class Saving:
     """A `Job`: read a value, and write it unless the dump has it."""
 
@@ -174,11 +178,12 @@ class Saving:
 
     def give_back(self) -> None:
         """Copy what was lent, unless it is read already: then wait for that."""
-        address, data = self.storage, self._source.data
-        if address is None or not isinstance(data, torch.Tensor):
+        address = self.storage
+        if address is None:
             return
         with pool().unless_started(self) as unstarted:
-            if unstarted:
+            data = self._source.data
+            if unstarted and isinstance(data, torch.Tensor):
                 if _torch_private.owners_of_storage(data) > 1:
                     self._source.data = data.clone()
                 return
@@ -197,6 +202,8 @@ class Saving:
             self._value.settle(None, str(error))
         except Exception as error:
             self._breaks(error)
+        finally:
+            self._source = _READ  # The step knows this job until its end; the memory may go now.
         return True
 
     def _save(self, npy: Npy) -> bool:
