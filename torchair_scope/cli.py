@@ -24,7 +24,7 @@ from torchair_scope.analysis import as_json, tables
 from torchair_scope.analysis.compare import bytes_to_compare
 from torchair_scope.analysis.compare import compare as compare_dumps
 from torchair_scope.analysis.dump import Call, Dump
-from torchair_scope.analysis.executors import pool_for
+from torchair_scope.analysis.executors import forks_for, pool_for
 from torchair_scope.analysis.export_files import FORMATS
 from torchair_scope.analysis.export_files import export as export_dump
 from torchair_scope.analysis.load import load
@@ -56,6 +56,8 @@ StepNumber = Annotated[int | None, typer.Option("--step", help="which run of eac
 Everything = Annotated[bool, typer.Option("--all", help="show every row")]
 
 _ROWS = 20
+# How many times longer a replay takes than a comparison, for each byte.
+_REPLAYED = 16
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -170,8 +172,8 @@ def compare(
 ) -> None:
     """Which operator is the first wrong one."""
     dumps = load(golden), load(target)
-    size = bytes_to_compare(*dumps)
-    with _progress("compare") as begin, pool_for(size) as executor:
+    size = bytes_to_compare(*dumps, scope, step)
+    with forks_for(size) as executor, _progress("compare") as begin:
         comparison = compare_dumps(
             *dumps,
             scope=scope,
@@ -224,9 +226,10 @@ def replay(
         _export_scripts(calls, output, imports or [])
         return
     chosen: dict[str, Any] = {"scope": scope, "node": op, "step": step, "device": device}
-    with _progress("replay") as begin:
+    size = as_json.bytes_of(calls)
+    with pool_for(_REPLAYED * size, imports or ()) as executor, _progress("replay") as begin:
         replays = replay_calls(
-            loaded, **chosen, reference=reference, progress=begin(as_json.bytes_of(calls))
+            loaded, **chosen, reference=reference, executor=executor, progress=begin(size)
         )
     if as_machine:
         _print_json([as_json.json_of_replay(each) for each in replays])

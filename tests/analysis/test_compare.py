@@ -11,6 +11,7 @@ import torch
 
 import torchair_scope
 from tests.analysis.conftest import rank_folder, without_manifest
+from torchair_scope.analysis import executors
 from torchair_scope.analysis.numerics import Tolerance
 from torchair_scope.store.run import open_run
 
@@ -206,6 +207,35 @@ def test_ranks_are_paired_by_number(sound_dumps, float32_dump):
     assert len(torchair_scope.compare(folder_of_two, folder_of_two).results) == 2 * len(
         torchair_scope.load(sound_dumps["float32"]).calls()
     )
+
+
+def test_a_file_of_several_names_is_read_once(tmp_path):
+    """The result of one operator is the input of the next, and may be one file."""
+    calls = chain(X, ["sin", "cos", "tanh"])
+    paths = [write_dump(tmp_path / name, calls) for name in ("golden", "target")]
+    for path in paths:
+        for one, other in (("sin_0", "cos_1"), ("cos_1", "tanh_2")):
+            (output,) = path.rglob(f"{one}-*.OUTPUT.0.*")
+            (following,) = path.rglob(f"{other}-*.INPUT.0.*")
+            following.unlink()
+            following.hardlink_to(output)
+    told = []
+    comparison = torchair_scope.compare(*paths, progress=told.append)
+    sizes = {file.stat().st_ino: file.stat().st_size for file in tmp_path.rglob("*.npy")}
+    assert sum(told) == sum(sizes.values())
+    slots = [[each.slot for each in result.tensors] for result in comparison.results]
+    assert slots == [["INPUT.0", "OUTPUT.0"]] * 3
+    assert comparison.verdict.kind == "agrees"
+
+
+def test_the_pool_of_the_command_line_gives_the_same(sound_dumps, faulty_dump, monkeypatch):
+    monkeypatch.setattr(executors, "WORTH_A_FORK", 0)
+    monkeypatch.setattr(executors, "_cores", lambda: 2)
+    with executors.forks_for(1) as executor:
+        there = torchair_scope.compare(sound_dumps["float32"], faulty_dump, executor=executor)
+    here = torchair_scope.compare(sound_dumps["float32"], faulty_dump)
+    assert executor is not None
+    assert repr(there.results) == repr(here.results)
 
 
 @pytest.mark.parametrize(

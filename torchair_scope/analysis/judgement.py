@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,19 @@ class TensorPair:
     slot: str
     golden: Tensor
     target: Tensor
+
+    @property
+    def key(self) -> Hashable:
+        """Pairs of one key have one result: both sides share their files; else the pair itself."""
+        sides = self.golden, self.target
+        if any(tensor.identity is None for tensor in sides):
+            return id(self)
+        return tuple((tensor.identity, tensor.description.get("dtype")) for tensor in sides)
+
+    @property
+    def size(self) -> int:
+        """The bytes of both files."""
+        return self.golden.size + self.target.size
 
 
 @dataclass(frozen=True)

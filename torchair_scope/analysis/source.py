@@ -15,6 +15,7 @@ import numpy.typing as npt
 from torchair_scope.analysis.extras import need
 
 Array = npt.NDArray[Any]
+Identity = tuple[int, int]
 
 
 def is_remote(url: str) -> bool:
@@ -24,11 +25,19 @@ def is_remote(url: str) -> bool:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a folder."""
+    """One entry of a folder.
+
+    Args:
+        name: without the folder.
+        is_folder: whether it has entries itself.
+        size: bytes; 0 of a folder.
+        identity: what names of one file have in common; None if that is not known.
+    """
 
     name: str
     is_folder: bool
     size: int
+    identity: Identity | None = None
 
 
 @dataclass(frozen=True)
@@ -91,10 +100,7 @@ class Folder:
     def _local_entries(self) -> list[Entry]:
         try:
             with os.scandir(self.url) as listed:
-                return [
-                    Entry(entry.name, entry.is_dir(), 0 if entry.is_dir() else entry.stat().st_size)
-                    for entry in listed
-                ]
+                return [_local_entry(entry) for entry in listed]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -110,6 +116,13 @@ class Folder:
             )
             for facts in filesystem.ls(path, detail=True)
         ]
+
+
+def _local_entry(entry: os.DirEntry[str]) -> Entry:
+    if entry.is_dir():
+        return Entry(entry.name, True, 0)
+    facts = entry.stat()
+    return Entry(entry.name, False, facts.st_size, (facts.st_dev, facts.st_ino))
 
 
 def _mapped(path: str) -> Array:
