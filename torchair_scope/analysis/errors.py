@@ -23,10 +23,16 @@ class ErrorSums:
         stored: the dtypes of both arrays.
         dtype: the target's true one.
         rounds: whether the golden tensor has a higher precision than that.
+        size: elements of the largest block.
     """
 
     def __init__(
-        self, tolerance: Tolerance, stored: tuple[Any, Any], dtype: str, rounds: bool
+        self,
+        tolerance: Tolerance,
+        stored: tuple[Any, Any],
+        dtype: str,
+        rounds: bool,
+        size: int,
     ) -> None:
         self.tolerance = tolerance
         self.dtype = dtype
@@ -40,7 +46,7 @@ class ErrorSums:
         self._worst_size = 0.0
         self._plain: PlainBlocks | None = None
         if PlainBlocks.can_measure(*stored, dtype):
-            self._plain = PlainBlocks(stored, dtype, rounds, tolerance)
+            self._plain = PlainBlocks(stored, dtype, rounds, tolerance, size)
 
     def add(self, start: int, golden: Array, target: Array) -> None:
         """Take in a block, which begins at position `start`."""

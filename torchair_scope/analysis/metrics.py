@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from torchair_scope.analysis.blocks import blocks, flat_reals
+from torchair_scope.analysis.blocks import BLOCK, blocks, flat_reals
 from torchair_scope.analysis.errors import ErrorSums
 from torchair_scope.analysis.numerics import Tolerance, epsilon_of, is_float, tolerance_of
 from torchair_scope.analysis.source import Array
@@ -129,7 +129,7 @@ def measure(
         return _transposed(measure(golden.T, target.T, golden_dtype, target_dtype, tolerance))
     flat_golden, flat_target = flat_reals(golden), flat_reals(target)
     stored = flat_golden.dtype, flat_target.dtype
-    sums = ErrorSums(tolerance, stored, target_dtype, rounds)
+    sums = ErrorSums(tolerance, stored, target_dtype, rounds, min(BLOCK, flat_golden.size))
     for start, block in blocks(flat_golden, flat_target):
         sums.add(start, *block)
     return _metrics(sums, golden, epsilon_of(golden_dtype, target_dtype))

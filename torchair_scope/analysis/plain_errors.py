@@ -12,6 +12,7 @@ from torchair_scope.analysis.source import Array
 
 # Products of vectors this short are not spread over threads, and lose little in float32.
 _ROW = 1 << 12
+_ONES = {name: np.ones((1, _ROW, 1), name) for name in ("float32", "float64")}
 # Magnitudes whose squares a dtype holds, with room for a sum of them.
 _LEAST = {"float32": 1e-17, "float64": 1e-140}
 _MOST = {"float16": 65504.0, "float32": 1e15, "float64": 1e140}
@@ -52,24 +53,24 @@ class PlainBlocks:
         dtype: the target's true one.
         rounds: whether the golden tensor has a higher precision than that.
         tolerance: what `beyond` is counted with.
+        size: elements of the largest block.
     """
 
     def __init__(
-        self, stored: tuple[Any, Any], dtype: str, rounds: bool, tolerance: Tolerance
+        self, stored: tuple[Any, Any], dtype: str, rounds: bool, tolerance: Tolerance, size: int
     ) -> None:
         self._work = np.result_type(*stored, np.float32)
         self._dtype = dtype
         self._rounds = rounds
         self._tolerance = tolerance
         self._range = _LEAST[self._work.name], min(_MOST[each.name] for each in stored)
-        self._ones = np.ones(_ROW, self._work)
-        buffers = [np.empty(BLOCK, self._work) for _ in range(4)]
+        buffers = [np.empty(size, self._work) for _ in range(4)]
         self._error, self._magnitude, self._golden, self._target = buffers
-        self._above = np.empty(BLOCK, np.bool_)
+        self._above = np.empty(size, np.bool_)
         # What is done with first leaves its memory to what comes after it, to stay in the cache.
         integer = np.dtype(STORED[dtype][1])
         fits = integer.itemsize <= self._work.itemsize
-        self._distance = self._magnitude.view(integer) if fits else np.empty(BLOCK, integer)
+        self._distance = self._magnitude.view(integer) if fits else np.empty(size, integer)
 
     @staticmethod
     def can_measure(golden: Any, target: Any, dtype: str) -> bool:
@@ -158,7 +159,7 @@ class PlainBlocks:
 
     def _sum(self, values: Array) -> float:
         rows = values.size // _ROW * _ROW
-        sums = np.matmul(values[:rows].reshape(-1, 1, _ROW), self._ones.reshape(1, _ROW, 1))
+        sums = np.matmul(values[:rows].reshape(-1, 1, _ROW), _ONES[self._work.name])
         return float(sums.sum(dtype=np.float64)) + float(values[rows:].sum(dtype=np.float64))
 
     def _may_be_beyond(self, largest: float, least: float) -> bool:

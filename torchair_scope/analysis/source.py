@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import math
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -127,19 +130,33 @@ def _local_entry(entry: os.DirEntry[str]) -> Entry:
 
 def _mapped(path: str) -> Array:
     with open(path, "rb") as stream:
-        version = np.lib.format.read_magic(stream)
-        header = np.lib.format.read_array_header_1_0
-        if version != (1, 0):
-            header = np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = header(stream)
+        shape, fortran, dtype = _header(stream)
         offset = stream.tell()
-    if dtype.hasobject:
-        raise ValueError(f"{path} holds Python objects, which are not read")
-    count = int(np.prod(shape, dtype=np.int64))
-    if os.path.getsize(path) < offset + count * dtype.itemsize:
-        raise ValueError(f"{path} is cut: its array has {count} elements of {dtype}")
-    if count == 0:
-        return np.zeros(shape, dtype)
-    order = "F" if fortran else "C"
-    mapped = np.memmap(path, dtype, "r", offset, (count,))
-    return cast(Array, np.asarray(mapped).reshape(shape, order=order))  # type: ignore[call-overload]
+        if dtype.hasobject:
+            raise ValueError(f"{path} holds Python objects, which are not read")
+        count = math.prod(shape)
+        if os.fstat(stream.fileno()).st_size < offset + count * dtype.itemsize:
+            raise ValueError(f"{path} is cut: its array has {count} elements of {dtype}")
+        if count == 0:
+            return np.zeros(shape, dtype)
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.ndarray(shape, dtype, mapped, offset, order="F" if fortran else "C")
+
+
+Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
+
+
+def _header(stream: IO[bytes]) -> Header:
+    """Read the header of an `.npy` file; a dump has many files, and few different headers."""
+    version = np.lib.format.read_magic(stream)
+    width = 2 if version == (1, 0) else 4
+    length = stream.read(width)
+    return _parsed_header(version, length + stream.read(int.from_bytes(length, "little")))
+
+
+@functools.lru_cache(1024)
+def _parsed_header(version: tuple[int, int], text: bytes) -> Header:
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    return read(io.BytesIO(text))
