@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from torchair_scope.analysis.load import load
     from torchair_scope.analysis.replay import replay
     from torchair_scope.backends import get_compiler, get_npu_backend
+    from torchair_scope.bisection.bisect import bisect
     from torchair_scope.config import CompilerConfig
 
 __all__ = [
     "CompilerConfig",
+    "bisect",
     "compare",
     "dump_ops",
     "get_compiler",
@@ -40,14 +42,19 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_ANALYSIS = ("compare", "load", "replay")
+_ON_DEMAND = {
+    "bisect": "bisection.bisect",
+    "compare": "analysis.compare",
+    "load": "analysis.load",
+    "replay": "analysis.replay",
+}
 _TORCHAIRS_OWN = ("CompilerConfig", "get_compiler", "get_npu_backend")
 
 
 def __getattr__(name: str) -> Any:
     """What is imported when asked for; `_TORCHAIRS_OWN` are TorchAir's where it can be imported."""
-    if name in _ANALYSIS:
-        return getattr(importlib.import_module(f"torchair_scope.analysis.{name}"), name)
+    if name in _ON_DEMAND:
+        return getattr(importlib.import_module(f"torchair_scope.{_ON_DEMAND[name]}"), name)
     if name not in _TORCHAIRS_OWN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from torchair_scope import backends, config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from torchair_scope.analysis.extras import MissingPackageError, need
@@ -9,6 +10,8 @@ from torchair_scope.analysis.extras import MissingPackageError, need
 
 def main() -> None:
     """Run the command line; every error that a user can mend is a line, not a traceback."""
+    # Looking for cycles among the many records of a large dump takes a third of the time.
+    gc.set_threshold(50_000, 20, 100)
     try:
         need("typer")
         need("rich")

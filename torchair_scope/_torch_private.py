@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+import wrapt
 
 CHECKED_WITH = ("2.13",)
 
@@ -107,10 +108,50 @@ def annotations_of_traced_operator() -> Mapping[str, Any]:
     return known.get(autograd_node._sequence_nr() if number is None else number, {})
 
 
+def annotations_by_sequence_number() -> Mapping[int, Mapping[str, Any]]:
+    """The annotations of the operators that AOTAutograd has traced so far.
+
+    The number is that of the last autograd node that an operator made; it may make several.
+    """
+    known: dict[int, Mapping[str, Any]] | None = getattr(_traced, "annotations", None)
+    mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")()
+    if known is None or mode is None:
+        return {}
+    for graph in (mode.tracer.graph, *_graphs_around_the_traced_body()):
+        _remember_annotations(graph, known)
+    return known
+
+
+def gradients_of_transforms() -> Callable[..., Any]:
+    """What `torch.func.grad` and its like call for gradients; it is a node of a Dynamo graph."""
+    return private("torch._functorch.eager_transforms", "_autograd_grad")
+
+
+def is_in_gradient_transform() -> bool:
+    """Whether `torch.func.grad`, `vjp` or their like run the function that runs here."""
+    kinds = private("torch._C._functorch", "TransformType")
+    stack = private("torch._C._functorch", "get_interpreter_stack")() or ()
+    return any(level.key() == kinds.Grad for level in stack)
+
+
 def _is_joint(graph: torch.fx.Graph) -> bool:
     """Whether forward and backward are traced to one graph: only then does AOTAutograd copy."""
     placeholders = itertools.takewhile(lambda node: node.op == "placeholder", graph.nodes)
     return any(node.name.startswith("tangents") for node in placeholders)
+
+
+def traced_graph() -> torch.fx.Graph | None:
+    """The graph that operators are traced into now."""
+    mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")()
+    return None if mode is None else mode.tracer.graph
+
+
+def node_of_traced(tensor: torch.Tensor) -> torch.fx.Node | None:
+    """The node that stands for a tensor in the graph that is traced now."""
+    module = "torch.fx.experimental.proxy_tensor"
+    tracer = private(module, "get_proxy_mode")().tracer
+    slot = private(module, "get_proxy_slot")(tensor, tracer, None)
+    return None if slot is None else slot.proxy.node
 
 
 def traces_a_body() -> bool:
@@ -217,16 +258,27 @@ def annotating(annotations: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def skip_frames(function: Callable[..., Any]) -> None:
+def skip_frames(function: Callable[..., Any], *, sets_callback: bool = False) -> None:
     """Keep Dynamo from compiling `function`, and what it calls, as graphs of their own.
 
     After a graph break Dynamo compiles the functions that an uncompiled frame calls. Traced as a
     part of its callers `function` still is.
+
+    Args:
+        function: is not compiled.
+        sets_callback: it calls `set_callback`, which stays as it has set it when it returns. Then
+            it has to begin with this, so that what it calls is not compiled either.
     """
     module = "torch._C._dynamo.eval_frame"  # Dynamo's own `skip_code` would import Dynamo now.
     action = private(module, "_FrameAction")
-    strategy = private(module, "_FrameExecStrategy")(action.SKIP, action.SKIP)
+    called = action.DEFAULT if sets_callback else action.SKIP
+    strategy = private(module, "_FrameExecStrategy")(action.SKIP, called)
     private(module, "set_code_exec_strategy")(function.__code__, strategy)
+
+
+# What Dynamo does on this thread with functions that are called from now on: None is nothing, a
+# callable compiles them. Returns what was set before. No Python code of ours is run for it.
+set_callback: Callable[[Any], Any] = private("torch._C._dynamo.eval_frame", "set_eval_frame")
 
 
 # --- dispatch modes ----------------------------------------------------------------------------
@@ -354,8 +406,11 @@ def compiles_nothing() -> bool:
 
 def backend_of_call(frame: types.FrameType) -> tuple[Any, dict[str, Any]]:
     """The backend behind an `is_compiled_call` frame, and the keywords that it is called with."""
-    backend: Any = frame.f_locals.get("callback")
-    keywords: dict[str, Any] = {}
+    return _backend_behind(frame.f_locals.get("callback"))
+
+
+def _backend_behind(callback: Any) -> tuple[Any, dict[str, Any]]:
+    backend, keywords = callback, {}
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
     if isinstance(backend, private("torch", "_TorchCompileWrapper")):
@@ -364,6 +419,48 @@ def backend_of_call(frame: types.FrameType) -> tuple[Any, dict[str, Any]]:
         keywords = {**backend.keywords, **keywords}
         backend = backend.func
     return backend, keywords
+
+
+def runs_graphs_in_python(backend: Any) -> bool:
+    """Whether a backend leaves Dynamo's graphs to Python: each operator is dispatched as ever.
+
+    So does the one that torch itself compiles `cond` and its like with in eager code.
+    """
+    name = getattr(backend, "__qualname__", "").split(".")[0]
+    return getattr(backend, "__module__", "") == "torch._dynamo.backends.debugging" and (
+        name.startswith(("eager", "pre_dispatch_eager", "make_eager_backend"))
+    )
+
+
+def ask_before_compiled_calls(
+    is_asked: Callable[[], bool], leave_to_python: Callable[[types.FrameType, Any], bool]
+) -> None:
+    """Be asked at each call of a function under `torch.compile`, from now on.
+
+    What it does when it is told to leave such a call to Python is what torch does under
+    `set_stance("force_eager")`, which holds for all threads at once.
+
+    Args:
+        is_asked: whether `leave_to_python` is to be asked.
+        leave_to_python: is given the frame of the call, and its backend.
+    """
+
+    def ask(module: types.ModuleType) -> None:
+        own = private(_EVAL_FRAME, "_callback_from_stance")
+        forget_count = private(_EVAL_FRAME, "set_fullgraph_compiled_frame_count")
+
+        def callback_from_stance(callback: Any) -> Any:
+            # None is a function that is kept out of compiled code.
+            if callback is None or not is_asked():
+                return own(callback)
+            if not leave_to_python(sys._getframe(1), _backend_behind(callback)[0]):
+                return own(callback)
+            forget_count(-1)  # fullgraph=True wants a graph of each call, or no count at all.
+            return None
+
+        module._callback_from_stance = callback_from_stance  # type: ignore[attr-defined]
+
+    wrapt.register_post_import_hook(ask, _EVAL_FRAME)
 
 
 def why_uncompiled(frames: Sequence[types.FrameType]) -> tuple[str, str]:
@@ -593,6 +690,52 @@ def _output_strides_unreported() -> Iterator[None]:
         context.output_strides = reported
 
 
+@contextlib.contextmanager
+def output_strides_reported(outputs: int) -> Iterator[None]:
+    """Have AOTAutograd told of the strides of the first `outputs` outputs only."""
+    context = private("torch._guards", "TracingContext").try_get()
+    yield
+    if context is not None and context.output_strides is not None:
+        del context.output_strides[outputs:]
+
+
+def inductor_kernels_made() -> int:
+    """How many kernels Inductor has generated so far, those of its cache included."""
+    return private("torch._inductor", "metrics").generated_kernel_count
+
+
+class _Foreseen(BaseException):
+    """Ends a compile when its kernels are known; not to be taken for a failure by the compiler."""
+
+
+def inductor_kernels_foreseen(compile: Callable[[], Any]) -> int | None:
+    """How many kernels Inductor generates in a compile, which ends before they are compiled.
+
+    If its cache has the code, the number stands there.
+    """
+    lowering = private("torch._inductor.graph", "GraphLowering")
+    before = inductor_kernels_made()
+    own = lowering.compile_to_module
+
+    def stop(self: Any) -> Any:
+        self.codegen()
+        raise _Foreseen
+
+    lowering.compile_to_module = stop  # Dynamo compiles under a lock.
+    try:
+        with _output_strides_unreported():
+            compile()
+    except _Foreseen:
+        pass
+    except Exception:
+        return None
+    finally:
+        lowering.compile_to_module = own
+        made = inductor_kernels_made() - before
+        private("torch._inductor", "metrics").generated_kernel_count = before
+    return made
+
+
 def boxed(function: Callable[[list[Any]], Any]) -> Compiled:
     """Mark a callable as one that takes a list of arguments and may empty it."""
 
@@ -623,3 +766,21 @@ def is_capturing() -> bool:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     return torch.cuda.is_current_stream_capturing()
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """What a storage is known by while it, or a `weak_storage` of it, lives."""
+    return tensor.untyped_storage()._cdata
+
+
+def weak_storage(tensor: torch.Tensor) -> Any:
+    """A reference that does not keep a tensor's memory; its `expired` says if that was freed."""
+    return private("torch.multiprocessing.reductions", "StorageWeakRef")(tensor.untyped_storage())
+
+
+def owners_of_storage(tensor: torch.Tensor) -> int:
+    """How many tensors share this one's memory, itself included, as well as views in Python."""
+    return private("torch._C", "_storage_Use_Count")(storage_address(tensor))

@@ -24,10 +24,14 @@ from torchair_scope.numbers import Numbers, numbers
 
 Mode = Literal["all", "input", "output"]
 OnError = Literal["warn", "raise"]
+EngineName = Literal["interpret", "tap"]
+Taps = Literal["all", "boundary"]
 Ops = str | Callable[[torch.fx.Node], Any]
 
 MODES = ("all", "input", "output")
 ON_ERROR = ("warn", "raise")
+ENGINES = ("interpret", "tap")
+TAPS = ("all", "boundary")
 
 
 class GivenOptions(TypedDict, total=False):
@@ -39,6 +43,10 @@ class GivenOptions(TypedDict, total=False):
     ops: Ops | None
     path: str | os.PathLike[str] | None
     on_error: OnError | None
+    lag: int | None
+    max_inflight: int | None
+    engine: EngineName | None
+    tap: Taps | None
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,10 @@ class Options:
     ops: Ops | None = None
     path: str | None = None
     on_error: OnError | None = None
+    lag: int | None = None
+    max_inflight: int | None = None
+    engine: EngineName | None = None
+    tap: Taps | None = None
 
     def over(self, other: Options) -> Options:
         """These options, and for those that were not given the ones of `other`."""
@@ -123,6 +135,33 @@ def _path(value: Any) -> str:
     return os.path.realpath(os.fsdecode(value))
 
 
+def _lag(value: Any) -> int:
+    number = _whole_number("lag", value)
+    if number not in (0, 1):
+        raise ValueError(
+            f"lag is {value!r}; it can be 0, for files that are there when a graph's run returns, "
+            "or 1, for files that are there when the next one returns"
+        )
+    return number
+
+
+def _bytes(value: Any) -> int:
+    number = _whole_number("max_inflight", value)
+    if number < 1:
+        raise ValueError(f"max_inflight is {value!r}; it can be a number of bytes, from 1")
+    return number
+
+
+def _whole_number(name: str, value: Any) -> int:
+    text = isinstance(value, str)
+    if text and value.strip().isdecimal():
+        return int(value)
+    if text or isinstance(value, bool) or not isinstance(value, int):
+        kind = ValueError if text else TypeError
+        raise kind(f"{name} is {value!r}; it can be a whole number")
+    return value
+
+
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "mode": functools.partial(_one_of, MODES, "mode"),
     "steps": functools.partial(numbers, option="steps"),
@@ -130,13 +169,19 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "ops": _ops,
     "path": _path,
     "on_error": functools.partial(_one_of, ON_ERROR, "on_error"),
+    "lag": _lag,
+    "max_inflight": _bytes,
+    "engine": functools.partial(_one_of, ENGINES, "engine"),
+    "tap": functools.partial(_one_of, TAPS, "tap"),
 }
 
 
 # What holds for the whole process
 
 _defaults = NONE
-_BUILT_IN = Options(mode="all", on_error="warn")
+_BUILT_IN = Options(
+    mode="all", on_error="warn", lag=0, max_inflight=1 << 30, engine="interpret", tap="all"
+)
 
 
 class Configured(AbstractContextManager[None]):
@@ -165,6 +210,7 @@ def variable(name: str) -> str:
 
 
 _VARIABLES = tuple(map(variable, NAMES))
+_NO_OPTIONS = (variable("bisect"),)  # It names the plan of a bisection.
 
 
 def from_environment() -> Options:
@@ -185,7 +231,7 @@ def _from_variables(values: tuple[str | None, ...]) -> Options:
 
 def _refuse_misspelt_variables() -> None:
     for name in os.environ:
-        if name.startswith(f"{switch.VARIABLE}_") and name not in _VARIABLES:
+        if name.startswith(f"{switch.VARIABLE}_") and name not in (*_VARIABLES, *_NO_OPTIONS):
             raise TypeError(f"there is no environment variable {name}: {_hint(name, _VARIABLES)}")
 
 

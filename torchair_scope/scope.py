@@ -92,6 +92,10 @@ def data_dump(
         path: the dump folder; made absolute here. In code that is traced, a str, or a Path that is
             made outside of it.
         on_error: "warn" once if a dump cannot be written, and go on, or "raise".
+        lag: 0 if a step's files are to be there when its graph's run returns, or 1 if it is
+            enough that they are when the next run returns. If scopes of one graph differ in it, 0.
+        max_inflight: how many bytes of this process may wait to be written, 1 GiB by default;
+            past it, the step waits.
 
     An option that is not given here is that of the scope around this one, of the backend, of
     `configure`, or of the environment variable `TORCHAIR_SCOPE_MODE`, `_STEPS` and so on.
@@ -236,7 +240,7 @@ def dump_ops(
             it) or an `nn.Module` (only that one module). Without it, a decorator is returned.
         name: how the scope is called in the dump; the qualified name of what is decorated, for a
             module that of its class, if it has none.
-        options: those of `data_dump`: mode, steps, ranks, ops, path, on_error.
+        options: those of `data_dump`: mode, steps, ranks, ops, path, on_error, lag, max_inflight.
 
     Returns:
         What takes the place of `target`: a function of the same kind; a class or module is

@@ -91,6 +91,37 @@ def test_names_tell_repeated_layers_apart(tmp_path):
     assert comparison.verdict.kind == "agrees"
 
 
+def test_a_transpose_that_only_one_side_computes_again_is_not_taken_for_its_twin(tmp_path):
+    weight = torch.arange(16.0).reshape(4, 4).t()  # eager code has kept it transposed
+    transpose = ("aten.t.default", (weight,), weight.t(), {"scope": "s"})
+    again = ("aten.t.default", (weight.t(),), weight, {"scope": "s"})
+    product = ("mm", "aten.mm.default", (weight.t(), X[:4, :4]), weight.t() @ X[:4, :4], {})
+    golden = write_dump(tmp_path / "golden", [("t_8", *transpose), product])
+    target = write_dump(tmp_path / "target", [("t_3", *again), ("t_4", *transpose), product])
+    comparison = torchair_scope.compare(golden, target)
+    pairs = {each.pair.golden.node: each.pair.target.node for each in comparison.results}
+    assert pairs == {"t_8": "t_4", "mm": "mm"}
+    assert comparison.verdict.kind == "agrees"
+
+
+def test_where_all_agrees_the_verdict_names_the_dtype_and_the_largest_error(tmp_path):
+    golden = write_dump(tmp_path / "golden", chain(X, ["sin", "exp"]))
+    target = write_dump(tmp_path / "target", chain(X.bfloat16(), ["sin", "exp"]))
+    assert "all of their outputs are equal" in torchair_scope.compare(golden, golden).verdict.text
+    text = torchair_scope.compare(golden, target).verdict.text
+    errors = [
+        ((after - before).abs().max() / before.abs().max()).item()
+        for before, after in (
+            (X.sin(), X.bfloat16().sin()),
+            (X.sin().exp(), X.bfloat16().sin().exp()),
+        )
+    ]
+    node = ("sin_0", "exp_1")[errors.index(max(errors))]
+    assert "agree up to rounding of bfloat16" in text
+    assert f"the largest error is {max(errors):.1e} of the largest value, in OUTPUT.0 of " in text
+    assert f"/0 {node} (" in text
+
+
 def test_a_decomposed_operator_is_paired_by_the_shape_of_its_result(tmp_path):
     silu = torch.ops.aten.silu.default(X)
     sigmoid = X.sigmoid()
@@ -138,6 +169,48 @@ def test_an_amplified_rounding_is_no_error(tmp_path):
     assert torchair_scope.compare(*paths).verdict.kind == "agrees"
     strict = torchair_scope.compare(*paths, tolerance=Tolerance(1e-6, 1e-8))
     assert strict.results[0].role == "amplifies" or strict.verdict.kind == "outside"
+
+
+def normed(path, rounds_up=0, early=1.0, late=1.0):
+    """Dump the norm of float32 values that were in bfloat16 for a moment.
+
+    Some elements are rounded to bfloat16 the other way; factors make an operator before or after
+    that wrong.
+    """
+    calls = []
+
+    def call(target, args, result):
+        calls.append((f"node_{len(calls)}", target, args, result, {}))
+        return result
+
+    values = call("aten.tanh.default", (X,), X.tanh() * early)
+    narrow = values.bfloat16()
+    narrow[:rounds_up] *= 1 + 2**-7
+    narrow = call("aten._to_copy.default", (values,), narrow)
+    wide = call("aten._to_copy.default", (narrow,), narrow.float())
+    square = call("aten.square.default", (wide,), wide.square())
+    mean = call("aten.mean.dim", (square, [-1], True), square.mean(-1, True) * late)
+    scale = call("aten.rsqrt.default", (mean,), mean.rsqrt())
+    call("aten.mul.Tensor", (wide, scale), wide * scale)
+    return write_dump(path, calls)
+
+
+def test_float32_that_is_computed_from_bfloat16_has_its_rounding(tmp_path):
+    golden, target = normed(tmp_path / "golden"), normed(tmp_path / "target", rounds_up=2)
+    comparison = torchair_scope.compare(golden, target)
+    assert comparison.verdict.kind == "agrees", comparison.verdict.text
+    assert {each.role for each in comparison.results} == {"agrees"}
+    assert not all(each.worst_output.metrics.equal for each in comparison.results)
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong"), [({"early": 1.001}, "node_0"), ({"late": 1.3}, "node_4")]
+)
+def test_a_fault_in_a_float32_part_of_a_bfloat16_model_is_found(tmp_path, fault, wrong):
+    golden = normed(tmp_path / "golden")
+    target = normed(tmp_path / "target", rounds_up=2, **fault)
+    verdict = torchair_scope.compare(golden, target).verdict
+    assert (verdict.kind, verdict.call.pair.target.node) == ("made", wrong)
 
 
 def test_an_error_of_the_golden_run_is_said_to_be_its_own(tmp_path):

@@ -204,7 +204,7 @@ def test_a_write_error_is_a_reason(dump_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("torchair_scope.store.writer.write_npy", full)
+    monkeypatch.setattr("torchair_scope.store.saving.write_npy", full)
     with pytest.warns(DumpWarning, match="cannot write"), data_dump("mine", path=dump_path):
         torch.ones(2) + 1
     row = only_row()

@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from torchair_scope.scope import data_dump
-from torchair_scope.store import writer
+from torchair_scope.store import saving
 
 TIMEOUT = timedelta(seconds=20)
 SLOW_RANK = 2
@@ -110,7 +110,7 @@ def slow_disk(folder: Path, rank: int) -> dict[str, Any]:
             x = _all_reduce(x.sin())
         return x + 1
 
-    write = writer.write_npy
+    write = saving.write_npy
 
     def write_slowly(*args: Any) -> int:
         time.sleep(SECONDS_A_FILE)
@@ -118,7 +118,7 @@ def slow_disk(folder: Path, rank: int) -> dict[str, Any]:
 
     compiled = _compiled(function, folder)
     began = time.monotonic()
-    with mock.patch.object(writer, "write_npy", write_slowly if rank == SLOW_RANK else write):
+    with mock.patch.object(saving, "write_npy", write_slowly if rank == SLOW_RANK else write):
         results = [compiled(of_rank(rank)) for _ in range(SLOW_STEPS)]
     return {"results": results, "seconds": time.monotonic() - began}
 

@@ -14,14 +14,23 @@ Pairs = list[tuple[int, int]]
 
 # Cells of the table that is kept in memory: two rows of 5,000 calls each fit.
 _LARGEST_TABLE = 30_000_000
-_WEIGHTS = {"shapes": 8, "source": 8, "module": 4, "scope": 4, "direction": 4, "node": 2}
+_WEIGHTS = {
+    "shapes": 8,
+    "source": 8,
+    "module": 4,
+    "scope": 4,
+    "direction": 4,
+    "node": 2,
+    # A backward that computes a saved transpose again has two that differ in nothing else.
+    "layouts": 1,
+}
 
 
 def align(golden: Sequence[Signature], target: Sequence[Signature]) -> Pairs:
     """Pairs of positions, increasing on both sides, of calls with the same operator.
 
     Of all such alignments it is the one whose pairs have the most in common: shapes, source line,
-    module, scope, direction, name. Rows that are too long for that are paired by their places.
+    module, scope, direction, name, strides. Rows that are too long for that are paired by place.
     """
     first = _common_beginning(golden, target)
     last = _common_beginning(golden[first:][::-1], target[first:][::-1])
@@ -48,7 +57,7 @@ def by_ordinal(golden: Sequence[Signature], target: Sequence[Signature]) -> Pair
     for row in (golden, target):
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for position, signature in enumerate(row):
-            groups[signature._replace(node="")].append(position)
+            groups[signature.elsewhere].append(position)
         sides.append(groups)
     pairs: Pairs = []
     for key, positions in sides[0].items():
@@ -69,7 +78,7 @@ def _common_beginning(golden: Sequence[Signature], target: Sequence[Signature]) 
 
 def _certain(signature: Signature) -> Signature:
     """What has to be equal for two calls to be the same beyond doubt."""
-    return signature._replace(node="") if signature.is_placed else signature
+    return signature.elsewhere if signature.is_placed else signature._replace(layouts=())
 
 
 def _best(golden: Sequence[Signature], target: Sequence[Signature]) -> Pairs:

@@ -15,6 +15,8 @@ from torchair_scope.store.manifest import decode
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Device = str | torch.device
 
+# Their third argument says that a half is to become a float, which only a half can.
+_HALF_TO_FLOAT = ("aten._softmax.default", "aten._log_softmax.default")
 _WIDE = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 
 
@@ -39,15 +41,19 @@ def load_arguments(call: Call, device: Device = "cpu") -> Arguments:
         raise NotReplayableError(f"an argument cannot be made here: {error}") from error
 
 
-def in_precision(tree: Any, dtype: torch.dtype) -> Any:
-    """The same arguments with each float in `dtype`; integers, bools and quantised ones stay."""
+def in_precision(arguments: Arguments, dtype: torch.dtype, target: str) -> Arguments:
+    """The arguments of an operator with each float in `dtype`; integers and quantised ones stay."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value if value.is_quantized else value.to(_precise(value.dtype, dtype))
         return _precise(value, dtype) if isinstance(value, torch.dtype) else value
 
-    return map_leaves(tree, convert)
+    converted: Arguments = map_leaves(arguments, convert)
+    if target in _HALF_TO_FLOAT:
+        (value, dim, *_), kwargs = converted
+        return (value, dim, False), kwargs
+    return converted
 
 
 def _precise(given: torch.dtype, wanted: torch.dtype) -> torch.dtype:

@@ -12,7 +12,7 @@ from torchair_scope.analysis.dump import Call, Dump, Rank
 from torchair_scope.analysis.executors import Progress, run_tasks
 from torchair_scope.analysis.judgement import TensorPair, TensorResult, compare_tensors
 from torchair_scope.analysis.load import load
-from torchair_scope.analysis.numerics import Tolerance
+from torchair_scope.analysis.numerics import COMPUTED_IN, Tolerance, epsilon_of
 from torchair_scope.analysis.pairing import CallPair, Pairing, pair_calls, pair_ranks
 from torchair_scope.analysis.verdict import CallResult, Verdict, judge
 
@@ -80,7 +80,7 @@ def compare(
         FileNotFoundError: there is no dump.
     """
     pairing, notes = _pair(_loaded(golden), _loaded(target), scope, step)
-    tasks = [_tensor_pairs(pair) for pair in pairing.pairs]
+    tasks = list(_in_their_precision(pairing.pairs))
     measured = _measure(tasks, tolerance, executor, progress)
     results = [
         CallResult(pair, tensors) for pair, tensors in zip(pairing.pairs, measured, strict=True)
@@ -135,6 +135,29 @@ def _tensor_pairs(pair: CallPair) -> list[TensorPair]:
     return [
         TensorPair(slot, tensor, target[slot]) for slot, tensor in golden.items() if slot in target
     ]
+
+
+def _in_their_precision(pairs: Sequence[CallPair]) -> Iterator[list[TensorPair]]:
+    """The tensors of each pair, with the coarsest dtype that its rank has computed in so far.
+
+    What bfloat16 has rounded stays rounded in the float32 that is computed from it.
+    """
+    coarsest: dict[int, str] = {}
+    for pair in pairs:
+        rank = pair.target.graph.rank.number
+        tensors = _tensor_pairs(pair)
+        dtypes = {
+            each.dtype
+            for both in tensors
+            for each in (both.golden, both.target)
+            if each.description
+        }
+        computed_in = dtypes & COMPUTED_IN
+        if rank in coarsest:
+            computed_in.add(coarsest[rank])
+        if computed_in:
+            coarsest[rank] = max(sorted(computed_in), key=epsilon_of)
+        yield [replace(each, computed_in=coarsest.get(rank)) for each in tensors]
 
 
 def _measure(

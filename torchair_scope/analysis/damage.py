@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from torchair_scope.analysis.source import is_remote
 from torchair_scope.analysis.tensors import MissingTensorError
 
 if TYPE_CHECKING:
@@ -44,8 +43,8 @@ def _problems_of_call(call: Call, has_manifest: bool) -> Iterator[str]:
     for tensor in call.tensors.values():
         if tensor.file is None:
             yield f"{call}: {tensor.slot} is not on disk: {tensor.reason}"
-        elif not is_remote(tensor.file.url):
-            try:
-                tensor.numpy()
-            except MissingTensorError as error:
-                yield f"{call}: {error}"
+            continue
+        try:
+            tensor.check()
+        except MissingTensorError as error:
+            yield f"{call}: {error}"

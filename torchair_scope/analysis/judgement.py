@@ -26,19 +26,27 @@ _FEWEST = 16  # elements from which a file tells that it holds bfloat16
 
 @dataclass(frozen=True)
 class TensorPair:
-    """A golden tensor and the target's: what is compared."""
+    """A golden tensor and the target's: what is compared.
+
+    Args:
+        slot: which value of the call it is.
+        golden, target: both of them.
+        computed_in: the coarsest dtype that their run has computed in before.
+    """
 
     slot: str
     golden: Tensor
     target: Tensor
+    computed_in: str | None = None
 
     @property
     def key(self) -> Hashable:
-        """Pairs of one key have one result: both sides share their files; else the pair itself."""
+        """Pairs of one key have one result: they share files, and are judged alike."""
         sides = self.golden, self.target
         if any(tensor.identity is None for tensor in sides):
             return id(self)
-        return tuple((tensor.identity, tensor.description.get("dtype")) for tensor in sides)
+        files = tuple((tensor.identity, tensor.description.get("dtype")) for tensor in sides)
+        return files, self.computed_in
 
     @property
     def size(self) -> int:
@@ -91,7 +99,7 @@ def compare_tensors(pair: TensorPair, tolerance: Tolerance | None = None) -> Ten
         return TensorResult(pair.slot, "unknown", reason=str(error))
     dtypes = _dtype(pair.golden, arrays[0]), _dtype(pair.target, arrays[1])
     try:
-        metrics = measure(*arrays, *dtypes, tolerance)
+        metrics = measure(*arrays, *dtypes, tolerance, pair.computed_in)
     except ShapesDifferError as error:
         return TensorResult(pair.slot, "differs", dtypes=dtypes, reason=str(error))
     agreement = agreement_of(metrics, exact_scale=tolerance is not None)

@@ -43,7 +43,7 @@ class Metrics:
         worst: the element with the largest error, a mismatch before all others; None if all
             elements are equal.
         tolerance: what `beyond` was counted with.
-        epsilon: the step of the coarser dtype's mantissa.
+        epsilon: the step of the mantissa of the coarsest dtype of these values.
     """
 
     count: int
@@ -97,6 +97,7 @@ def measure(
     golden_dtype: str | None = None,
     target_dtype: str | None = None,
     tolerance: Tolerance | None = None,
+    computed_in: str | None = None,
 ) -> Metrics:
     """Measure the error of `target` against `golden`.
 
@@ -115,6 +116,8 @@ def measure(
         golden_dtype: the true dtype, as `bfloat16`; that of the array if None.
         target_dtype: likewise.
         tolerance: that of `torch.testing` for the coarser dtype if None.
+        computed_in: a coarser dtype that these floating-point values were computed from, whose
+            rounding is in them.
 
     Raises:
         ShapesDifferError: the shapes differ.
@@ -123,16 +126,20 @@ def measure(
         raise ShapesDifferError(f"golden has shape {golden.shape}, target {target.shape}")
     golden_dtype = golden_dtype or str(golden.dtype)
     target_dtype = target_dtype or str(target.dtype)
-    tolerance = tolerance or tolerance_of(golden_dtype, target_dtype)
+    dtypes = [golden_dtype, target_dtype]
+    if computed_in is not None and is_float(target_dtype):
+        dtypes.append(computed_in)
+    tolerance = tolerance or tolerance_of(*dtypes)
     rounds = is_float(golden_dtype) and epsilon_of(target_dtype) > epsilon_of(golden_dtype)
     if not golden.flags.c_contiguous and golden.flags.f_contiguous and target.flags.f_contiguous:
-        return _transposed(measure(golden.T, target.T, golden_dtype, target_dtype, tolerance))
+        given = golden_dtype, target_dtype, tolerance, computed_in
+        return _transposed(measure(golden.T, target.T, *given))
     flat_golden, flat_target = flat_reals(golden), flat_reals(target)
     stored = flat_golden.dtype, flat_target.dtype
     sums = ErrorSums(tolerance, stored, target_dtype, rounds, min(BLOCK, flat_golden.size))
     for start, block in blocks(flat_golden, flat_target):
         sums.add(start, *block)
-    return _metrics(sums, golden, epsilon_of(golden_dtype, target_dtype))
+    return _metrics(sums, golden, epsilon_of(*dtypes))
 
 
 def _transposed(metrics: Metrics) -> Metrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 _FILE = re.compile(
@@ -48,7 +49,8 @@ def parse_graph_name(name: str) -> GraphName | None:
     return None if match is None else GraphName(match["kind"], int(match["number"]))
 
 
-def natural(text: str) -> list[tuple[int, str]]:
+@lru_cache(maxsize=4096)  # the slots of many calls have few names
+def natural(text: str) -> tuple[tuple[int, str], ...]:
     """A key that sorts numbers in a text as numbers.
 
     >>> from torchair_scope.analysis.names import natural
@@ -56,4 +58,4 @@ def natural(text: str) -> list[tuple[int, str]]:
     ['INPUT.2', 'INPUT.10']
     """
     parts = re.split(r"(\d+)", text)
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)

@@ -53,6 +53,8 @@ EPSILONS = {
     "float8_e8m0fnu": 1.0,
     "float4_e2m1fn_x2": 0.5,
 }
+# Narrower ones are what values are stored in; operators compute in these.
+COMPUTED_IN = frozenset(("float64", "float32", "float16", "bfloat16"))
 
 
 def is_float(dtype: str) -> bool:

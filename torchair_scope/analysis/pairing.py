@@ -118,7 +118,7 @@ def _left(count: int, taken: object) -> list[int]:
 def _rule(golden: Signature, target: Signature) -> Rule:
     if (golden.node, golden.shapes) == (target.node, target.shapes):
         return "name"
-    placed = golden.is_placed and golden._replace(node="") == target._replace(node="")
+    placed = golden.is_placed and golden.elsewhere == target.elsewhere
     return "place" if placed else "line"
 
 

@@ -90,6 +90,7 @@ class Rerun:
         self._arguments = arguments
         self._target = target
         self.has_floats = False
+        self._near: dict[str, torch.Tensor] | None = None
         map_leaves(arguments, self._note)
 
     def _note(self, value: Any) -> None:
@@ -109,14 +110,17 @@ class Rerun:
         if self._target in BIT_CASTS:
             return {}
         try:
-            return self._run(
-                _without_half_to_float(self._target, in_precision(self._arguments, dtype))
-            )
+            return self._run(in_precision(self._arguments, dtype, self._target))
         except Exception:  # any operator may refuse a dtype, each in its own way
             return {}
 
     def near(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """The outputs in a higher precision for arguments that are off by a rounding each."""
+        if self._near is None:
+            self._near = self._run_near(dtype)
+        return self._near
+
+    def _run_near(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(_SEED)
 
         def shift(value: Any) -> Any:
@@ -126,8 +130,8 @@ class Rerun:
             signs = torch.randint(0, 2, value.shape, generator=generator).to(value.device) * 2 - 1
             return value.to(dtype) * (1 + epsilon / 2 * signs)
 
-        moved = in_precision(map_leaves(self._arguments, shift), dtype)
-        return self._run(_without_half_to_float(self._target, moved))
+        moved = map_leaves(self._arguments, shift)
+        return self._run(in_precision(moved, dtype, self._target))
 
     def _run(self, arguments: Arguments) -> dict[str, torch.Tensor]:
         args, kwargs = map_leaves(arguments, _own_memory)
@@ -139,13 +143,6 @@ class Rerun:
 def _own_memory(value: Any) -> Any:
     """An operator may change its arguments."""
     return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _without_half_to_float(target: str, arguments: Arguments) -> Arguments:
-    if target not in ("aten._softmax.default", "aten._log_softmax.default"):
-        return arguments
-    (value, dim, *_), kwargs = arguments
-    return (value, dim, False), kwargs
 
 
 class _Judge:

@@ -25,6 +25,12 @@ class Signature(NamedTuple):
     source: tuple[str, int, str] | None
     node: str
     direction: str | None
+    layouts: Shapes
+
+    @property
+    def elsewhere(self) -> Signature:
+        """The same without what is another one in each run: the node's name and the strides."""
+        return self._replace(node="", layouts=())
 
     @property
     def is_placed(self) -> bool:
@@ -47,6 +53,7 @@ def signature_of(call: Call) -> Signature:
         source=place,
         node=call.node,
         direction=direction_of(call),
+        layouts=tuple(map(_strides, call.outputs.values())),
     )
 
 
@@ -71,3 +78,8 @@ def _shape(tensor: Tensor) -> tuple[int, ...] | None:
         return tensor.shape
     except MissingTensorError:
         return None
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...] | None:
+    strides = tensor.description.get("stride")
+    return None if strides is None else tuple(strides)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import math
 import mmap
@@ -10,7 +9,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from functools import lru_cache
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +64,14 @@ class File:
         with self.open() as stream:
             return stream.read()
 
+    def check(self) -> None:
+        """See that a local `.npy` file is whole, by its header and its size.
+
+        **Raises:** `OSError` if it cannot be read, `ValueError` if it is cut or no array.
+        """
+        if not is_remote(self.url):
+            _header(self.url)
+
     def array(self) -> Array:
         """The array in an `.npy` file; a local file is mapped into memory, not read.
 
@@ -87,6 +95,11 @@ class Folder:
         path = self.url if is_remote(self.url) else os.path.abspath(self.url)
         return path.rstrip("/").rpartition("/")[2]
 
+    @property
+    def short(self) -> str:
+        """Its path as people write it."""
+        return self.url if is_remote(self.url) else os.path.normpath(self.url)
+
     def file(self, name: str) -> File:
         """A file in it, `graph_1/0/add.npy` for instance; it need not exist."""
         return File(f"{self.url.rstrip('/')}/{name}")
@@ -94,6 +107,18 @@ class Folder:
     def folder(self, name: str) -> Folder:
         """A folder in it; it need not exist."""
         return Folder(f"{self.url.rstrip('/')}/{name}")
+
+    def parent(self) -> Folder:
+        """The local folder that it is in."""
+        return Folder(os.path.normpath(os.path.join(self.url, os.pardir)))
+
+    def exists(self) -> bool:
+        """Whether something is at its path; not known of URLs, which have no empty folders."""
+        return not is_remote(self.url) and os.path.exists(self.url)
+
+    def is_file(self) -> bool:
+        """Whether it is a local file."""
+        return not is_remote(self.url) and os.path.isfile(self.url)
 
     def entries(self) -> list[Entry]:
         """What is in it, by name; nothing if it does not exist or is a file."""
@@ -108,16 +133,19 @@ class Folder:
             return []
 
     def _remote_entries(self) -> list[Entry]:
-        filesystem, path = need("fsspec.core").url_to_fs(self.url)
-        if not filesystem.isdir(path):
-            return []
+        url_to_fs = need("fsspec.core").url_to_fs
+        try:
+            filesystem, path = url_to_fs(self.url)
+            found = filesystem.ls(path, detail=True) if filesystem.isdir(path) else []
+        except Exception as error:  # each protocol has its own
+            raise OSError(f"cannot read {self.url}: {type(error).__name__}: {error}") from error
         return [
             Entry(
                 str(facts["name"]).rstrip("/").rpartition("/")[2],
                 facts["type"] == "directory",
                 int(facts.get("size") or 0),
             )
-            for facts in filesystem.ls(path, detail=True)
+            for facts in found
         ]
 
 
@@ -128,35 +156,61 @@ def _local_entry(entry: os.DirEntry[str]) -> Entry:
     return Entry(entry.name, False, facts.st_size, (facts.st_dev, facts.st_ino))
 
 
-def _mapped(path: str) -> Array:
-    with open(path, "rb") as stream:
-        shape, fortran, dtype = _header(stream)
-        offset = stream.tell()
-        if dtype.hasobject:
-            raise ValueError(f"{path} holds Python objects, which are not read")
-        count = math.prod(shape)
-        if os.fstat(stream.fileno()).st_size < offset + count * dtype.itemsize:
-            raise ValueError(f"{path} is cut: its array has {count} elements of {dtype}")
-        if count == 0:
-            return np.zeros(shape, dtype)
-        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    return np.ndarray(shape, dtype, mapped, offset, order="F" if fortran else "C")
+class _Header(NamedTuple):
+    """What an `.npy` file says of its array, and where the array begins."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
 
 
-Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
+_MOST_HEADERS = 256  # bytes that nearly all headers have room in
 
 
-def _header(stream: IO[bytes]) -> Header:
-    """Read the header of an `.npy` file; a dump has many files, and few different headers."""
+def _header(path: str) -> _Header:
+    """The header of a file that is whole, apart from the values in it."""
+    with open(path, "rb", buffering=0) as stream:
+        beginning = stream.read(_MOST_HEADERS)
+        end = _end_of_header(beginning)
+        if end > len(beginning):
+            beginning += stream.read(end - len(beginning))
+        size = os.fstat(stream.fileno()).st_size
+    header = _parsed(beginning[:end])
+    if header.dtype.hasobject:
+        raise ValueError(f"{path} holds Python objects, which are not read")
+    if size < header.offset + header.elements * header.dtype.itemsize:
+        array = f"{header.elements} elements of {header.dtype}"
+        raise ValueError(f"{path} is cut: its array has {array}")
+    return header
+
+
+def _end_of_header(beginning: bytes) -> int:
+    major = beginning[6] if len(beginning) > 6 else 1
+    last = 10 if major == 1 else 12  # of the header's length
+    return last + int.from_bytes(beginning[8:last], "little")
+
+
+@lru_cache(maxsize=4096)  # most files of a dump have one of few headers
+def _parsed(header: bytes) -> _Header:
+    stream = io.BytesIO(header)
     version = np.lib.format.read_magic(stream)
-    width = 2 if version == (1, 0) else 4
-    length = stream.read(width)
-    return _parsed_header(version, length + stream.read(int.from_bytes(length, "little")))
-
-
-@functools.lru_cache(1024)
-def _parsed_header(version: tuple[int, int], text: bytes) -> Header:
     read = np.lib.format.read_array_header_1_0
     if version != (1, 0):
         read = np.lib.format.read_array_header_2_0
-    return read(io.BytesIO(text))
+    return _Header(*read(stream), stream.tell())
+
+
+def _mapped(path: str) -> Array:
+    header = _header(path)
+    if header.elements == 0:
+        return np.zeros(header.shape, header.dtype)
+    with open(path, "rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    order: Any = "F" if header.fortran else "C"
+    array: Array = np.ndarray(header.shape, header.dtype, mapped, header.offset, order=order)
+    return array

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchair_scope.analysis.source import Array, File, Identity
 
 if TYPE_CHECKING:
     import torch
+
+Found = TypeVar("Found")
 
 
 class MissingTensorError(LookupError):
@@ -59,10 +62,20 @@ class Tensor:
 
         **Raises:** `MissingTensorError` if it is not on disk, or not whole.
         """
+        return self._of_file(File.array)
+
+    def check(self) -> None:
+        """See that the file is there and whole, without a look at the values; not that of a URL.
+
+        **Raises:** `MissingTensorError` if it is not.
+        """
+        self._of_file(File.check)
+
+    def _of_file(self, function: Callable[[File], Found]) -> Found:
         if self.file is None:
             raise MissingTensorError(f"{self.slot} is not on disk: {self.reason}")
         try:
-            return self.file.array()
+            return function(self.file)
         except (OSError, ValueError) as error:
             raise MissingTensorError(f"{self.slot}: {self.file.url}: {error}") from error
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from torchair_scope.analysis.blocks import blocks, flat_reals
 from torchair_scope.analysis.judgement import TensorResult
+from torchair_scope.analysis.numerics import epsilon_of
 from torchair_scope.analysis.pairing import CallPair
 from torchair_scope.analysis.tensors import MissingTensorError, Tensor
 
@@ -139,7 +140,8 @@ def _confirmed(result: CallResult) -> CallResult:
         )
     if inputs_equal:
         return replace(result, reason=f"its inputs are equal; not replayed: {replayed.reason}")
-    text = f"its inputs are off by rounding, which it may amplify; not replayed: {replayed.reason}"
+    replays = "replayed" if replayed.rerun else "not replayed"
+    text = f"its inputs are off by rounding, which it may amplify; {replays}: {replayed.reason}"
     return replace(result, role="unclear", reason=text)
 
 
@@ -196,10 +198,30 @@ def _made_outside(result: CallResult, slot: str, results: Sequence[CallResult]) 
 
 def _agrees(results: Sequence[CallResult]) -> Verdict:
     amplified = [result for result in results if result.role == "amplifies"]
-    text = f"no operator makes an error; {len(results)} were compared"
+    text = f"no operator makes an error; {len(results)} were compared, {_how_closely(results)}"
     if amplified:
-        text += f", of which {len(amplified)} amplify the rounding of their inputs"
+        text += f"; {len(amplified)} amplify the rounding of their inputs"
     return Verdict("agrees", text)
+
+
+def _how_closely(results: Sequence[CallResult]) -> str:
+    """What the largest error is among those that agree."""
+    agreeing = [result for result in results if result.role == "agrees" and result.worst_output]
+    worst = max(agreeing, key=_output_error, default=None)
+    if worst is None or _output_error(worst) == 0:
+        return "and all of their outputs are equal"
+    dtypes = {dtype for result in agreeing for each in result.outputs for dtype in each.dtypes}
+    coarsest = max(sorted(dtypes), key=epsilon_of)
+    place = f"{worst.worst_output.slot} of {worst.pair.target}" if worst.worst_output else ""
+    return (
+        f"and they agree up to rounding of {coarsest}; the largest error is "
+        f"{_output_error(worst):.1e} of the largest value, in {place}"
+    )
+
+
+def _output_error(result: CallResult) -> float:
+    output = result.worst_output
+    return output.metrics.max_relative if output is not None and output.metrics else 0.0
 
 
 def _from_outside(results: Iterable[CallResult]) -> Iterator[tuple[CallResult, str]]:

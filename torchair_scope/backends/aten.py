@@ -9,7 +9,9 @@ import torch
 
 from torchair_scope import _torch_private
 from torchair_scope.backends.aot import AtenPieces
+from torchair_scope.bisection import prober
 from torchair_scope.capture.compiler import Scoper, direction_of
+from torchair_scope.capture.twin import Twin
 
 
 def aten_compiler(
@@ -22,11 +24,14 @@ def aten_compiler(
         gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any]:
         direction = direction_of(gm)
-        if scoper.dumps_whole(gm):
-            run = scoper.interpret(gm, direction)
+        twin = Twin(gm, scoper.settings, below_autograd=True)
+        asked = prober(scoper) or scoper
+        if asked.interprets_whole(gm):
+            run = asked.interpret(gm, direction)
         else:
-            run = scoper.compile(gm, example_inputs, direction, pieces)
+            run = asked.compile(gm, example_inputs, direction, pieces)
         call = _torch_private.boxed_call(run)
-        return lambda *args: tuple(call(list(args)))
+        either = twin.beside(lambda *args: call(list(args)))
+        return lambda *args: tuple(either(*args))
 
     return compile_graph

@@ -40,6 +40,8 @@ class Outcome(enum.IntEnum):
     FILTER = enum.auto()
     OPS = enum.auto()
     NOT_RUN = enum.auto()
+    INSIDE = enum.auto()
+    NOT_TAPPED = enum.auto()
     RANK = enum.auto()
     STEP = enum.auto()
     NOT_WRITTEN = enum.auto()
@@ -61,6 +63,8 @@ _REASONS = {
     Outcome.IN_BODY: "in the body of an operator that is dumped as one",
     Outcome.FILTER: "left out by the filter",
     Outcome.OPS: "not selected by ops",
+    Outcome.INSIDE: "inside its scope, of which tap='boundary' takes the values at the border",
+    Outcome.NOT_TAPPED: "not handed out by the compiled code",
     Outcome.NOT_RUN: "did not run",
     Outcome.RANK: "rank not selected",
     Outcome.STEP: "step not selected",
@@ -73,6 +77,7 @@ _REASONS = {
 _LOSSES = {
     Outcome.DEAD,
     Outcome.IN_BODY,
+    Outcome.NOT_TAPPED,
     Outcome.RAISED,
     Outcome.NOT_WRITTEN,
     Outcome.DTYPE,
@@ -93,6 +98,8 @@ class Entry:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     missing_tensors: Counter[str] = field(default_factory=Counter)
     uncompiled: str | None = None
+    unseen: str | None = None
+    is_remarked_on: bool = False
     folders: set[str] = field(default_factory=set)
     # Whether all that is traced in it so far is known to have come to a backend of this package.
     arrived: bool = True
@@ -158,6 +165,12 @@ class Account:
         """A scope is reached without a compiler, although it lies in compiled code."""
         with self._lock:
             self._entry(tag).uncompiled = reason
+
+    def unseen(self, tag: Tag, what: str) -> None:
+        """Operators that belong to a scope, and of which nothing can be seen; the user was told."""
+        with self._lock:
+            entry = self._entry(tag)
+            entry.unseen, entry.is_remarked_on = what, True
 
     def _entry(self, tag: Tag) -> Entry:
         if tag.opened_at == UNKNOWN:  # a sum of gradients, whose scope is known by name only
@@ -346,11 +359,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """What became of each scope that was entered in this process; as text it is a table."""
+    """What became of each scope that was entered in this process; as text it is a table.
+
+    Attributes:
+        rows: a scope each.
+        remarks: on dump folders, such as that their file system has no hard links.
+    """
 
     rows: list[Row]
+    remarks: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        return "\n".join([self._table(), *self.remarks])
+
+    def _table(self) -> str:
         if not self.rows:
             return "no scope was entered"
         titles = ("scope", "opened at", "tagged", "compiled", "dumped", "calls", "tensors", "bytes")
@@ -426,7 +448,7 @@ def _remark(entry: Entry, entries: list[Entry]) -> str | None:
     if entry.tagged and not entry.calls:
         reasons = sorted(outcome.reason for outcome, count in entry.outcomes.items() if count)
         return f"nothing of it is saved: {'; '.join(reasons)}"
-    return None
+    return entry.unseen
 
 
 def has_losses(entry: Entry, entries: list[Entry]) -> bool:

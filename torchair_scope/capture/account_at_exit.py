@@ -7,12 +7,11 @@ import contextlib
 import os
 import sys
 import warnings
+from dataclasses import replace
 
 from torchair_scope.capture import account as accounts
 from torchair_scope.capture.account import Summary, account, as_record, has_losses
-from torchair_scope.store.run import DumpWarning, RankFolder, open_folders
-
-_said: set[tuple[str, str]] = set()
+from torchair_scope.store.run import DumpWarning, RankFolder, complete_steps, open_folders
 
 
 def summary() -> Summary:
@@ -35,11 +34,11 @@ def summary() -> Summary:
     Warns:
         DumpWarning: once for each scope that is empty or of which nothing is saved.
     """
-    current = accounts.summary()
-    for row in current.rows:
-        place = (row.scope, row.opened_at)
-        if row.remark is not None and place not in _said:
-            _said.add(place)
+    complete_steps()
+    current = _current()
+    for row, entry in zip(current.rows, account.entries(), strict=False):
+        if row.remark is not None and not entry.is_remarked_on:
+            entry.is_remarked_on = True
             warnings.warn(
                 f"scope {row.scope!r} opened at {row.opened_at}: {row.remark}",
                 DumpWarning,
@@ -48,9 +47,16 @@ def summary() -> Summary:
     return current
 
 
+def _current() -> Summary:
+    remarks = [f"{f.path}: {f.links.remark}" for f in open_folders() if f.links.remark]
+    return replace(accounts.summary(), remarks=remarks)
+
+
 def _at_exit() -> None:
+    with contextlib.suppress(OSError):
+        complete_steps()
     entries = account.entries()
-    current = accounts.summary()
+    current = _current()
     for folder in open_folders():
         with contextlib.suppress(OSError):
             _write(folder, current)

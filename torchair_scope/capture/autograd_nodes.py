@@ -42,8 +42,12 @@ class NodeFinder(Generic[_Maker]):
 
     def after(self, results: Any, maker: _Maker) -> None:
         """An operator has run; its results are looked at later, and not kept alive until then."""
-        self._results = [weakref.ref(tensor) for tensor in tensors_in(results)]
+        self.returned(results)
         self._maker = maker
+
+    def returned(self, results: Any) -> None:
+        """What made the last operators returns; one autograd node stands for all of them."""
+        self._results = [weakref.ref(tensor) for tensor in tensors_in(results)]
 
     def look(self) -> None:
         """Look at the results of the last operator."""

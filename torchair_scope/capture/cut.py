@@ -14,24 +14,63 @@ from torchair_scope.capture.interpreter import StepSink, Unsaved, run_region
 from torchair_scope.capture.layouts import Restorer
 from torchair_scope.capture.saved import Saved
 from torchair_scope.capture.steps import GraphSink
+from torchair_scope.store.identity import writing
 
 Boxed = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True)
+class TapFacts:
+    """What a region of compiled code pays for its taps.
+
+    Attributes:
+        values: how many values it returns beyond its outputs.
+        kernels: how many kernels it has; None if its compiler does not count them.
+        kernels_without_taps: how many it would have.
+    """
+
+    values: int
+    kernels: int | None
+    kernels_without_taps: int | None
+
+
+@dataclass(frozen=True)
 class Part:
-    """A region ready to run: from the values of its `inputs` to those of its `outputs`."""
+    """A region ready to run: from the values of its `inputs` to those of its `outputs`.
+
+    Attributes:
+        run: gets the values of the inputs in a list, and empties it.
+        inputs: nodes of the whole graph.
+        outputs: likewise.
+        taps: what taps have made of the region, if it has any.
+    """
 
     run: Callable[[list[Any], StepSink], Sequence[Any]]
     inputs: tuple[torch.fx.Node, ...]
     outputs: tuple[torch.fx.Node, ...]
+    taps: TapFacts | None = None
 
 
 def compiled_part(
-    run: Boxed, inputs: tuple[torch.fx.Node, ...], outputs: tuple[torch.fx.Node, ...]
+    run: Boxed,
+    inputs: tuple[torch.fx.Node, ...],
+    outputs: tuple[torch.fx.Node, ...],
+    *,
+    writes: bool,
 ) -> Part:
-    """A part that the inner compiler has compiled."""
-    return Part(lambda args, step: run(args), inputs, outputs)
+    """A part that the inner compiler has compiled; `writes` says if it writes to any input."""
+    announced = announcing(run) if writes else run
+    return Part(lambda args, step: announced(args), inputs, outputs)
+
+
+def announcing(run: Boxed) -> Boxed:
+    """Compiled code that writes to its inputs, and says so to the store."""
+
+    def run_and_announce(args: list[Any]) -> Any:
+        with writing(tuple(args)):
+            return run(args)
+
+    return run_and_announce
 
 
 def dumped_part(
@@ -84,7 +123,7 @@ class CutGraph:
 
     def __call__(self, args: list[Any]) -> Any:
         """Run the graph once: one step of the dump."""
-        step = Unsaved() if self._is_captured() else self._sink.begin_step()
+        step = Unsaved() if self._is_captured() else self._sink.begin_step(announced=True)
         try:
             return self._run(args, step)
         finally:

@@ -27,8 +27,9 @@ from torchair_scope.capture.account import account
 from torchair_scope.capture.autograd_nodes import NodeFinder, tensors_in
 from torchair_scope.capture.eager_graphs import EagerCall, Entry, Origin
 from torchair_scope.capture.frames import is_recomputing, module_here, opened_at, source_here
-from torchair_scope.capture.interpreter import mutated_arguments
+from torchair_scope.capture.interpreter import mutated_arguments, writes_of
 from torchair_scope.capture.nodes import module_of, source_of
+from torchair_scope.capture.other_backends import outermost_scope_is_left, watch_compiled_calls
 from torchair_scope.capture.settings import DumpSettings
 from torchair_scope.capture.tags import Tag, tag_of
 from torchair_scope.options import NONE, Options
@@ -47,12 +48,23 @@ class EagerScope(AbstractContextManager[None]):
         self._entered: list[_ScopeMode] = []
 
     def __enter__(self) -> None:
-        mode = _ScopeMode(self._name, self._options)
-        self._entered.append(mode)
-        mode.open()
+        compiling = within = _torch_private.set_callback(None)
+        try:
+            mode = _ScopeMode(self._name, self._options)
+            self._entered.append(mode)
+            mode.open()
+            within = mode.callback_within(compiling)
+        finally:
+            _torch_private.set_callback(within)
 
     def __exit__(self, *exc_info: object) -> None:
-        self._entered.pop().close()
+        compiling = after = _torch_private.set_callback(None)
+        try:
+            mode = self._entered.pop()
+            after = mode.callback_after(compiling)
+            mode.close()
+        finally:
+            _torch_private.set_callback(after)
 
 
 class _Thread(threading.local):
@@ -72,6 +84,11 @@ def open_mode() -> SavingMode | None:
     while mode is not None and not mode.is_open():
         mode = _thread.innermost = mode.outer
     return mode
+
+
+def _sees_calls() -> bool:
+    """Whether what is called on this thread belongs to a scope."""
+    return open_mode() is not None and switch.on and not _torch_private.is_tracing()
 
 
 class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -126,6 +143,10 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._nodes.look()
             self.settings, self._node = outside
 
+    def ran_below_autograd(self, results: Any) -> None:
+        """A graph has run whose results get their autograd node, one for all, after this."""
+        self._nodes.returned(results)
+
     def _set_node(self, node: torch.fx.Node) -> None:
         self._node = node
 
@@ -142,7 +163,8 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(func, HigherOrderOperator):
             return self._run_bodies(func, args, kwargs)
         if not isinstance(func, OpOverload) or not self.wants(func, args):
-            return func(*args, **kwargs)
+            with writes_of(func, args, kwargs):
+                return func(*args, **kwargs)
         kernel = _torch_private.composite_kernel(func)
         if kernel is not None:
             with _torch_private.mode_pushed(self):
@@ -196,7 +218,8 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator, which outer scopes are not to save once more."""
         outside, _thread.saved_by = _thread.saved_by, self
         try:
-            return func(*args, **kwargs)
+            with writes_of(func, args, kwargs):
+                return func(*args, **kwargs)
         finally:
             _thread.saved_by = outside
 
@@ -255,7 +278,11 @@ class _ScopeMode(SavingMode):  # type: ignore[no-untyped-call]
         account.opened(tag)
         if reason is not None:
             account.uncompiled(tag, reason)
+        self._compiling: Any = None
         self._facts: dict[str, Any] = {"recompute": True} if is_recomputing() else {}
+        self._in_transform = _torch_private.is_in_gradient_transform()
+        if self._in_transform and (within is None or within._in_transform):
+            uncompiled.warn_of_gradients(tag, settings)
         if self._compile and not (within and self._compile.is_same_call_as(within._compile)):
             uncompiled.warn(self._compile, tag, settings)
 
@@ -265,6 +292,7 @@ class _ScopeMode(SavingMode):  # type: ignore[no-untyped-call]
     def open(self) -> None:
         if self.outer is not None:
             self.outer._nodes.look()
+        watch_compiled_calls(_sees_calls)
         self.entry.enter()
         super().open()
 
@@ -272,9 +300,27 @@ class _ScopeMode(SavingMode):  # type: ignore[no-untyped-call]
         """Take the mode off this thread's stack."""
         _torch_private.remove_mode(self)
         self._is_open = False
-        open_mode()
+        if open_mode() is None:
+            outermost_scope_is_left()
         self._nodes.look()
         self.entry.leave()
+
+    def callback_within(self, compiling: Any) -> Any:
+        """What Dynamo is to do in the scope, where it compiled what was called before.
+
+        In a frame that it has left to Python it goes on to compile what is called. Of what
+        another backend makes of that, the scope would see nothing.
+        """
+        if self._compile is None or not self._compile.hides_operators:
+            return compiling
+        self._compiling = compiling
+        return None
+
+    def callback_after(self, compiling: Any) -> Any:
+        """What Dynamo is to do after the scope: what it did before, in the same call."""
+        if self._compiling is not None and uncompiled.is_in_call(self._compile):
+            return self._compiling
+        return compiling
 
     def facts(self) -> dict[str, Any]:
         return self._facts
@@ -330,10 +376,7 @@ def _node_has_run(gradients: Any, incoming: Any) -> None:
         mode.end_of_node()
 
 
-for _method in (
-    EagerScope.__enter__,
-    EagerScope.__exit__,
-    SavingMode.__torch_dispatch__,
-    _node_has_run,
-):
-    _torch_private.skip_frames(_method)
+_torch_private.skip_frames(SavingMode.__torch_dispatch__)
+_torch_private.skip_frames(_node_has_run)
+_torch_private.skip_frames(EagerScope.__enter__, sets_callback=True)
+_torch_private.skip_frames(EagerScope.__exit__, sets_callback=True)

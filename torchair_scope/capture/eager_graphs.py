@@ -26,9 +26,10 @@ from torchair_scope.capture.effects import is_irreproducible
 from torchair_scope.capture.interpreter import CallSink
 from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.settings import DumpSettings, Filter
-from torchair_scope.capture.steps import Destination, why_skipped
+from torchair_scope.capture.steps import Destination, pace_of, why_skipped
 from torchair_scope.capture.tags import KEY, Tag
 from torchair_scope.options import Options
+from torchair_scope.store.files import Pace
 from torchair_scope.store.run import Run, open_run
 from torchair_scope.store.writer import GraphDump, Step
 
@@ -72,7 +73,7 @@ class EagerStep:
         begin: begins the step of the dump; called for the first call that is dumped.
     """
 
-    def __init__(self, number: int, is_backward: bool, begin: Callable[[int], Step]) -> None:
+    def __init__(self, number: int, is_backward: bool, begin: Callable[[int, Pace], Step]) -> None:
         self.number = number
         self._is_backward = is_backward
         self._begin = begin
@@ -117,7 +118,7 @@ class EagerStep:
     ) -> EagerCall:
         with self._naming:
             if self._begun is None:
-                self._begun = self._begin(self.number)
+                self._begun = self._begin(self.number, pace_of([options]))
         report = account.begun_eagerly(origin.tag)
         target, mode = nodes.target_name(node), options.mode or "all"
         sink = self._begun.begin_call(node.name, target, args, kwargs, facts, mode, report)
@@ -196,12 +197,12 @@ class EagerGraph:
         is_backward = self._description["direction"] == "backward"
         return EagerStep(next(self._steps), is_backward, self._begin)
 
-    def _begin(self, number: int) -> Step:
+    def _begin(self, number: int, pace: Pace) -> Step:
         with self._lock:
             if self._dump is None:
                 run = open_run(*self._destination)
                 self._dump = run.graph(next_graph_number(), self._description, kind="eager")
-            return self._dump.begin_step(number)
+            return self._dump.begin_step(number, pace)
 
 
 _graphs: dict[tuple[Destination, Direction, Tag, str | None], EagerGraph] = {}

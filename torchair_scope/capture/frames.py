@@ -55,12 +55,16 @@ def source_here() -> Source | None:
 def module_here() -> str | None:
     """The path of the innermost module that is being called, as `layers.0.mlp`.
 
-    It starts at the outermost module that is being called, whose own path is empty.
+    It starts at the outermost module that is being called, whose own path is empty. A module
+    that `torch.compile` has wrapped has the path that it has without that.
     """
     called = [
         frame.f_locals["self"] for frame in frames_outwards() if frame.f_code is _CALLS_MODULE
     ]
-    return _path(called[-1], called[0]) if called else None
+    path = _path(called[-1], called[0]) if called else None
+    if path is None:
+        return None
+    return ".".join(step for step in path.split(".") if step != "_orig_mod")
 
 
 def is_recomputing() -> bool:

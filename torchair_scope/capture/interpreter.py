@@ -10,8 +10,11 @@ import torch
 from torch._ops import OpOverload
 
 from torchair_scope import _torch_private
+from torchair_scope.capture.autograd_nodes import tensors_in
+from torchair_scope.capture.memory import written_by
 from torchair_scope.capture.nodes import target_name
 from torchair_scope.capture.saved import Saved, SavedBody, SavedCall, SavedOperator
+from torchair_scope.store.identity import writing
 
 
 class CallSink(Protocol):
@@ -87,7 +90,7 @@ class DumpingInterpreter(torch.fx.Interpreter):
         """Run an operator; its inputs are handed over before, since it may change them."""
         call = self.begin_call(self.node, args, kwargs)
         watched = self.watched_arguments(self.node, args)
-        with self._below_autograd_if_it_runs_bodies():
+        with self._below_autograd_if_it_runs_bodies(), self._announced(target, args, kwargs):
             result = super().call_function(target, watched or args, kwargs)
         if call is not None:
             call.finish(result, mutated_arguments(target, args, kwargs))
@@ -98,6 +101,13 @@ class DumpingInterpreter(torch.fx.Interpreter):
         if self.node is None or self.node.name not in self.saved.bodies:
             return contextlib.nullcontext()
         return _torch_private.below_autograd()
+
+    def _announced(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> contextlib.AbstractContextManager[None]:
+        if isinstance(target, OpOverload) or self.node is None or not written_by(self.node):
+            return writes_of(target, args, kwargs)
+        return writing(tensors_in((args, kwargs)))
 
     def begin_call(
         self, node: torch.fx.Node | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -164,7 +174,8 @@ class WatchedOperator(OpOverload):
         name = self._place + self._saved.name
         target = str(self._operator)
         call = self._step.begin_call(name, target, args, kwargs, self._saved.call)
-        result = self._operator(*args, **kwargs)
+        with writes_of(self._operator, args, kwargs):
+            result = self._operator(*args, **kwargs)
         call.finish(result, mutated_arguments(self._operator, args, kwargs))
         return result
 
@@ -185,6 +196,15 @@ def _by_position(
             break
         positional.append(named.pop(argument.name))
     return tuple(positional), named
+
+
+def writes_of(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> contextlib.AbstractContextManager[None]:
+    """Announces what an operator writes to while it runs."""
+    if not isinstance(target, OpOverload) or not target._schema.is_mutable:
+        return contextlib.nullcontext()
+    return writing(tensors_in((args, kwargs)))
 
 
 def mutated_arguments(

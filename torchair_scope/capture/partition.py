@@ -74,6 +74,21 @@ def partition(graph: fx.Graph, dumped: Callable[[fx.Node], bool]) -> list[Region
     return _regions(graph, order, stages, symbols, bound_by)
 
 
+def staged(graph: fx.Graph, stages: dict[fx.Node, int]) -> dict[int, Region]:
+    """The regions of a graph in which each node that runs something has been given a stage.
+
+        stages = {node: 0 for node in graph.nodes if is_call(node)}
+        (whole,) = staged(graph, stages).values()
+
+    Args:
+        graph: an FX graph.
+        stages: numbers of regions; what a node needs is never in a later one.
+    """
+    symbols = {node: symbols_of(node) for node in graph.nodes}
+    regions = _regions(graph, ("compiled", "compiled"), stages, symbols, binders(graph))
+    return dict(zip(sorted(set(stages.values())), regions, strict=True))
+
+
 def has_own_kind(node: fx.Node) -> bool:
     """Whether a node is compiled or dumped for its own sake.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from torchair_scope.capture.account import Outcome, account
@@ -18,6 +18,7 @@ from torchair_scope.capture.saved import Saved, SavedCall
 from torchair_scope.capture.settings import DumpSettings
 from torchair_scope.capture.tags import Tag
 from torchair_scope.options import Options
+from torchair_scope.store.files import Pace
 from torchair_scope.store.layout import rank_and_world_size
 from torchair_scope.store.run import open_run
 from torchair_scope.store.writer import GraphDump, Mode, Step
@@ -28,8 +29,12 @@ Destination = tuple[Any, Any]
 class GraphSink(Protocol):
     """A graph, as the store sees it: it begins a step for each run."""
 
-    def begin_step(self) -> StepSink:
-        """Begin to save one run of the graph."""
+    def begin_step(self, *, announced: bool = False) -> StepSink:
+        """Begin to save one run of the graph.
+
+        Args:
+            announced: whether the run announces all that it writes to, by `identity.writing`.
+        """
 
 
 class DumpedGraph:
@@ -63,22 +68,34 @@ class DumpedGraph:
             self._numbers[call.tag].append(call.number)
         self._noted: set[tuple[Tag | None, Outcome]] = set()
 
-    def begin_step(self) -> StepSink:
+    def begin_step(self, *, announced: bool = False) -> StepSink:
         """Begin to save one run of the graph; nothing is written if none of it is selected."""
         number = next(self._steps)
-        steps: dict[Destination, Step] = {}
-        modes: dict[Tag | None, tuple[Step, Mode]] = {}
+        selected = self._selected(number)
+        together: dict[Destination, list[Options]] = defaultdict(list)
+        for options in selected.values():
+            together[options.path, options.on_error].append(options)
+        steps = {
+            destination: self._dump(destination).begin_step(number, pace_of(options, announced))
+            for destination, options in together.items()
+        }
+        modes: dict[Tag | None, tuple[Step, Mode]] = {
+            tag: (steps[options.path, options.on_error], options.mode or "all")
+            for tag, options in selected.items()
+        }
+        return DumpedStep(list(steps.values()), modes) if modes else Unsaved()
+
+    def _selected(self, step: int) -> dict[Tag | None, Options]:
+        """The scopes that are dumped in a step, with their options."""
+        selected: dict[Tag | None, Options] = {}
         for tag in self._numbers:
             options = self._settings.options_of(tag)
-            skipped = why_skipped(options, number)
-            if skipped is not None:
+            skipped = why_skipped(options, step)
+            if skipped is None:
+                selected[tag] = options
+            else:
                 self._note(tag, skipped)
-                continue
-            destination = (options.path, options.on_error)
-            if destination not in steps:
-                steps[destination] = self._dump(destination).begin_step(number)
-            modes[tag] = steps[destination], options.mode or "all"
-        return DumpedStep(list(steps.values()), modes) if modes else Unsaved()
+        return selected
 
     def _dump(self, destination: Destination) -> GraphDump:
         with self._lock:
@@ -104,6 +121,17 @@ def why_skipped(options: Options, step: int | None) -> Outcome | None:
     if options.ranks is not None and not options.selects_rank(this_rank()):
         return Outcome.RANK
     return None if step is None or options.selects(step) else Outcome.STEP
+
+
+def pace_of(options: Iterable[Options], announced: bool = False) -> Pace:
+    """How a step is written that is dumped for scopes with these options: by the strictest."""
+    given = list(options)
+    built_in = Pace()
+    return Pace(
+        announced,
+        lag=min(o.lag if o.lag is not None else built_in.lag for o in given),
+        max_inflight=min(o.max_inflight or built_in.max_inflight for o in given),
+    )
 
 
 def this_rank() -> int:

@@ -26,11 +26,15 @@ class Twin:
     Args:
         gm: the Dynamo graph; its nodes are copied, its parameters and constants are not.
         settings: those of the backend that was given the graph.
+        below_autograd: whether it is an ATen graph, which AOTAutograd runs as one operator.
     """
 
-    def __init__(self, gm: torch.fx.GraphModule, settings: DumpSettings) -> None:
+    def __init__(
+        self, gm: torch.fx.GraphModule, settings: DumpSettings, *, below_autograd: bool = False
+    ) -> None:
         self._gm = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
         self._settings = settings
+        self._below_autograd = below_autograd
 
     def beside(self, compiled: Compiled) -> Compiled:
         """`compiled`, but for calls in a scope, which run the twin."""
@@ -46,7 +50,10 @@ class Twin:
 
     def _run(self, mode: SavingMode, args: list[Any]) -> Any:
         with mode.running_graph(self._settings) as at_node:
-            return _Interpreter(self._gm, at_node).boxed_run(args)
+            results = _Interpreter(self._gm, at_node).boxed_run(args)
+        if self._below_autograd:
+            mode.ran_below_autograd(results)
+        return results
 
 
 class _Interpreter(torch.fx.Interpreter):

@@ -1,4 +1,4 @@
-"""Why code in the reach of `torch.compile` runs uncompiled, and the warning that says so.
+"""Why code in the reach of `torch.compile` runs uncompiled, and what a scope in it cannot see.
 
 Dynamo leaves a frame to Python when it cannot trace it as a whole, and a graph break inside a
 `with` block is such a case. It does so without a word.
@@ -7,18 +7,19 @@ Dynamo leaves a frame to Python when it cannot trace it as a whole, and a graph 
 from __future__ import annotations
 
 import os
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torchair_scope import _torch_private
+from torchair_scope.capture.account import account
 from torchair_scope.capture.eager_graphs import run_of
 from torchair_scope.capture.frames import frames_outwards
-from torchair_scope.capture.settings import DumpSettings
+from torchair_scope.capture.other_backends import hides_operators, is_left_to_python
+from torchair_scope.capture.settings import SETTINGS, DumpSettings
 from torchair_scope.capture.steps import this_rank
 from torchair_scope.capture.tags import Tag
-
-SETTINGS = "torchair_scope_settings"  # the attribute of a backend that tells its settings
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,14 @@ class Uncompiled:
         function: the name of the outermost function that runs uncompiled, if it is known.
         reason: what Dynamo says.
         settings: those of the compiled function's backend, if that is one of ours.
+        hides_operators: whether nothing is seen of what that backend compiles.
     """
 
     call: int
     function: str
     reason: str
     settings: DumpSettings | None
+    hides_operators: bool
 
     def is_same_call_as(self, other: Uncompiled | None) -> bool:
         """Whether both run in one call of one compiled function."""
@@ -44,18 +47,29 @@ class Uncompiled:
 
 def enclosing_compile() -> Uncompiled | None:
     """What runs here uncompiled although it lies in a compiled function; None if nothing does."""
-    frames = []
-    for frame in frames_outwards():
-        if _torch_private.is_compiled_call(frame):
-            break
-        frames.append(frame)
-    else:
-        return None
-    if _torch_private.compiles_nothing():
+    frame, frames = _compiled_call()
+    if frame is None or is_left_to_python(frame) or _torch_private.compiles_nothing():
         return None
     function, reason = _torch_private.why_uncompiled(frames)
     backend, options = _torch_private.backend_of_call(frame)
-    return Uncompiled(id(frame), function, reason, _settings_of(backend, options))
+    hides = hides_operators(backend)
+    return Uncompiled(id(frame), function, reason, _settings_of(backend, options), hides)
+
+
+def is_in_call(code: Uncompiled | None) -> bool:
+    """Whether the call of a compiled function that `code` ran in goes on."""
+    frame, _ = _compiled_call()
+    return code is not None and frame is not None and id(frame) == code.call
+
+
+def _compiled_call() -> tuple[types.FrameType | None, list[types.FrameType]]:
+    """The frame of the innermost call of a compiled function, and those inside, outwards."""
+    inside: list[types.FrameType] = []
+    for frame in frames_outwards():
+        if _torch_private.is_compiled_call(frame):
+            return frame, inside
+        inside.append(frame)
+    return None, inside
 
 
 def _settings_of(backend: Any, options: dict[str, Any]) -> DumpSettings | None:
@@ -76,3 +90,18 @@ def warn(code: Uncompiled, tag: Tag, settings: DumpSettings) -> None:
         f"as they run, to {os.path.join(folder, 'eager_…')}. To have the rest compiled, move what "
         "breaks the graph out of the scope.",
     )
+
+
+_GRADIENTS = (
+    "it is opened in eager code in a function that torch.func.grad or its like differentiates: "
+    "the operators of these gradients are not dumped. Open a scope around the call of torch.func, "
+    "or compile the function with torchair_scope"
+)
+
+
+def warn_of_gradients(tag: Tag, settings: DumpSettings) -> None:
+    """Say once for each dump that gradients are taken of a scope from outside, and not dumped."""
+    account.unseen(tag, _GRADIENTS)
+    if settings.options_of(None).selects_rank(this_rank()):
+        said = f"scope {tag.scope!r} opened at {tag.opened_at}: {_GRADIENTS}."
+        run_of(settings).rank_folder.say_once(f"gradients {tag}", said)

@@ -47,7 +47,7 @@ def to_numpy(tensor: torch.Tensor) -> Array:
     """
     try:
         with torch.no_grad():
-            return _value(_plain(tensor))
+            return _value(plain_tensor(tensor))
     except UnsavableTensorError:
         raise
     except Exception as error:
@@ -61,6 +61,8 @@ def describe(tensor: torch.Tensor) -> Description:
     `dtype`, `shape`, `stride`, `storage_offset` and `device` always; the rest where it is not the
     default. Of a DTensor it is the local shard's, with `mesh` and `placements` beside it.
     """
+    if _is_ordinary(tensor):
+        return _described(tensor)
     description: Description = {}
     if _is_dtensor(tensor):
         description["dtensor"] = _dtensor_facts(tensor)
@@ -138,8 +140,21 @@ SYMBOLIC: dict[type, Callable[[Any], Any]] = {
 # From a tensor to an array
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Look through subclasses for the tensor that holds the data."""
+def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Look through subclasses for the tensor that holds the data.
+
+    **Raises:** `UnsavableTensorError` if there is none.
+    """
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        tensor = _data_of_subclass(tensor)
+    if tensor.is_nested:
+        raise UnsavableTensorError("a nested tensor has no single array")
+    if tensor.is_meta:
+        raise UnsavableTensorError("a tensor on the meta device has no data")
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _data_of_subclass(tensor: torch.Tensor) -> torch.Tensor:
     if _is_dtensor(tensor):
         tensor = cast(Any, tensor).to_local()
     names = [kind.__name__ for kind in type(tensor).__mro__]
@@ -147,13 +162,20 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
         raise UnsavableTensorError("a FakeTensor has no data")
     if "AsyncCollectiveTensor" in names:
         tensor = cast(Any, tensor).wait()
-    if tensor.is_nested:
-        raise UnsavableTensorError("a nested tensor has no single array")
-    if tensor.is_meta:
-        raise UnsavableTensorError("a tensor on the meta device has no data")
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        tensor = tensor.as_subclass(torch.Tensor)
-    return tensor.detach() if tensor.requires_grad else tensor
+    if tensor.is_nested or type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return tensor
+    return tensor.as_subclass(torch.Tensor)
+
+
+def is_strided(tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor's memory is its elements, and no more is to be known of it."""
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not (tensor.dtype.is_complex and tensor.is_conj())
+        and not tensor.is_neg()
+        and (not tensor.numel() or tensor.untyped_storage().data_ptr() != 0)
+    )
 
 
 def _value(tensor: torch.Tensor) -> Array:
@@ -338,6 +360,36 @@ def _sparse(dense: torch.Tensor, description: Description) -> torch.Tensor:
 
 
 # Facts of a tensor
+
+
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether it has no facts but those that every tensor has.
+
+    Asked for each tensor: nothing here lets another thread take the interpreter's lock.
+    """
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and not tensor.dtype.is_complex
+        and not tensor.is_neg()
+    )
+
+
+def _described(tensor: torch.Tensor) -> Description:
+    """What `describe` gives for an ordinary tensor."""
+    description: Description = {
+        "dtype": str(tensor.dtype),
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "storage_offset": tensor.storage_offset(),
+        "device": "cpu",
+    }
+    if tensor.requires_grad:
+        description["requires_grad"] = True
+    return description
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:

@@ -1,33 +1,62 @@
-"""Values on their way from a device to the host: copies are issued at once, and waited for once."""
+"""Values on their way from a device to the host: the model's thread does not wait for them."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-MAX_BYTES_UNDER_WAY = 1 << 28
+
+class Arrival:
+    """The end of a copy from a device."""
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        """Wait until the copy has arrived; for the thread that reads it."""
+        self._event.synchronize()
 
 
-def host_copy(tensor: Any) -> torch.Tensor | None:
-    """A copy of a device tensor that is under way to pinned host memory; None if there is none.
+def host_copy(tensor: torch.Tensor, *, beside: bool) -> tuple[torch.Tensor, Arrival]:
+    """Start to copy a device's tensor to pinned host memory; the copy has the value of now.
 
-    The copy is ordered on the device's current stream: it has the value of now, whatever is done
-    to the tensor later. Before it is read, the device has to be waited for.
+    Args:
+        tensor: on a device.
+        beside: whether the copy runs on a stream of its own, beside what the device is given
+            next. `wait_for_copies` then has to come before what writes to the tensor.
     """
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_cpu or tensor.is_meta:
-        return None
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        return None
-    with torch.no_grad():
+    module = torch.get_device_module(tensor.device)
+    current = module.current_stream(tensor.device)
+    stream = _stream_for_copies(tensor.device) if beside else current
+    with torch.no_grad(), module.stream(stream):
+        stream.wait_stream(current)
         # Named, since the user's code may run where another device is the default.
         host = torch.device("cpu")
         copy = torch.empty_strided(
             tensor.shape, _dense_strides(tensor), dtype=tensor.dtype, device=host, pin_memory=True
         )
-        return copy.copy_(tensor.detach(), non_blocking=True)
+        copy.copy_(tensor, non_blocking=True)
+        event = module.Event()
+        event.record(stream)
+    if beside:
+        tensor.record_stream(stream)  # Its memory is not given away before the copy has ended.
+    return copy, Arrival(event)
+
+
+def wait_for_copies(device: torch.device) -> None:
+    """Have what a device is given next run after all copies; the host does not wait."""
+    if device in _streams:
+        torch.get_device_module(device).current_stream(device).wait_stream(_streams[device])
+
+
+_streams: dict[torch.device, Any] = {}
+
+
+def _stream_for_copies(device: torch.device) -> Any:
+    if device not in _streams:
+        _streams[device] = torch.get_device_module(device).Stream(device)
+    return _streams[device]
 
 
 def _dense_strides(tensor: torch.Tensor) -> list[int]:
@@ -36,46 +65,3 @@ def _dense_strides(tensor: torch.Tensor) -> list[int]:
         strides.append(step)
         step *= max(size, 1)
     return strides[::-1]
-
-
-class Transfers:
-    """What a step has to do once its copies have arrived, in the order in which it was asked for.
-
-    While no copy is under way, everything is done at once.
-    """
-
-    def __init__(self) -> None:
-        self._actions: list[Callable[[], None]] = []
-        self._devices: set[torch.device] = set()
-        self._bytes = 0
-        self._lock = threading.RLock()
-
-    def start(self, tensor: Any) -> torch.Tensor | None:
-        """Start to copy a device tensor to the host; None if it is none."""
-        copy = host_copy(tensor)
-        if copy is not None:
-            with self._lock:
-                self._devices.add(tensor.device)
-                self._bytes += copy.nbytes
-        return copy
-
-    def then(self, action: Callable[[], None]) -> None:
-        """Do something that reads the copies started so far."""
-        with self._lock:
-            if self._devices:
-                self._actions.append(action)
-            else:
-                action()
-            if self._bytes > MAX_BYTES_UNDER_WAY:
-                self.wait()
-
-    def wait(self) -> None:
-        """Wait for the devices, once, and do what was put off."""
-        with self._lock:
-            actions, self._actions = self._actions, []
-            devices, self._devices = self._devices, set()
-            self._bytes = 0
-            for device in devices:
-                torch.get_device_module(device).synchronize(device)
-            for action in actions:
-                action()

@@ -25,6 +25,7 @@ import torch.fx
 
 from torchair_scope.store.arrays import SYMBOLIC
 from torchair_scope.store.layout import FILE_MODE
+from torchair_scope.store.sections import section
 
 Record = dict[str, Any]
 HandOver = Callable[[torch.Tensor, str], Record]
@@ -76,6 +77,8 @@ def encode(value: Any, slot: str, hand_over: HandOver) -> Any:
 
 def encode_constant(value: Any) -> Any:
     """Give a value that holds no tensor as JSON."""
+    if value is None or type(value) in (bool, int, str):
+        return value
     for symbolic, number in SYMBOLIC.items():
         if isinstance(value, symbolic):
             try:
@@ -239,7 +242,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 class Manifest:
     """The manifest of one run, opened for appending; any thread may append.
 
-    A record is written by one system call, so a killed process leaves at most one cut line, the
+    Records are written by one system call, so a killed process leaves at most one cut line, the
     last. A record that could not be written is kept, and goes before the next one.
     """
 
@@ -249,14 +252,17 @@ class Manifest:
         self._descriptor: int | None = None
         self._unwritten = b""
 
-    def append(self, record: Record) -> None:
-        """Write one record.
+    def append(self, *records: Record) -> None:
+        """Write records, all by one system call.
 
-        **Raises:** `OSError` if it could not be written yet.
+        **Raises:** `OSError` if they could not be written yet.
         """
-        line = json.dumps(record, allow_nan=False, separators=(",", ":"), default=str)
-        with self._lock:
-            self._unwritten += line.encode() + b"\n"
+        lines = [
+            json.dumps(record, allow_nan=False, separators=(",", ":"), default=str).encode() + b"\n"
+            for record in records
+        ]
+        with section, self._lock:
+            self._unwritten += b"".join(lines)
             self._flush()
 
     def is_in_place(self) -> bool:

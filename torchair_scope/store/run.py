@@ -22,7 +22,11 @@ import numpy as np
 import torch
 
 from torchair_scope.store import layout
+from torchair_scope.store.contents import Contents, Links
+from torchair_scope.store.identity import Known
 from torchair_scope.store.manifest import Manifest, Record, plain
+from torchair_scope.store.open_steps import OpenSteps
+from torchair_scope.store.sections import settle_before_termination
 from torchair_scope.store.writer import GraphDump
 
 OnError = Literal["warn", "raise"]
@@ -36,12 +40,23 @@ class DumpWarning(UserWarning):
 
 
 class RankFolder:
-    """The folder that this process alone writes to, with its manifest."""
+    """The folder that this process alone writes to, with its manifest.
+
+    Attributes:
+        path: the folder, absolute.
+        manifest: its manifest.
+        known: the values that were handed over, by the memory that they lie in.
+        contents: the values that are on disk.
+        links: what makes further names for them.
+        steps: those that are not complete.
+        disk_full: whether a file could not be written for want of space.
+    """
 
     def __init__(self, base: str, rank: int, world_size: int) -> None:
         self.base = base
         self.pid = os.getpid()
         self.disk_full = False
+        self.steps = OpenSteps()
         self._said: set[str] = set()
         self.lock = threading.RLock()
         self._header: list[Record] = [_run_record(rank, world_size)]
@@ -51,6 +66,9 @@ class RankFolder:
     def _set_path(self, path: str) -> None:
         self.path = path
         self.manifest = Manifest(os.path.join(path, layout.MANIFEST))
+        self.known = Known()
+        self.contents = Contents()
+        self.links = Links()
 
     def make_sure(self) -> None:
         """Claim the folder and start its manifest, unless that is done.
@@ -72,10 +90,10 @@ class RankFolder:
                 for record in self._header:
                     self.append(record)
 
-    def append(self, record: Record) -> None:
-        """Write a record; `OSError` if that is not possible now."""
+    def append(self, *records: Record) -> None:
+        """Write records; `OSError` if that is not possible now."""
         self.check_owner()
-        self.manifest.append(record)
+        self.manifest.append(*records)
 
     def append_header(self, record: Record) -> None:
         """Write a record that later ones refer to."""
@@ -193,6 +211,7 @@ def open_run(path: str | os.PathLike[str] | None = None, on_error: OnError = "wa
         if (base, name) not in _folders:
             _folders[base, name] = RankFolder(base, rank, world_size)
         run = _runs.setdefault((base, name, on_error), Run(_folders[base, name], on_error))
+    settle_before_termination(_settle_before_termination)
     try:
         run.rank_folder.make_sure()
     except (NotADirectoryError, PermissionError):
@@ -208,6 +227,21 @@ def open_folders() -> list[RankFolder]:
     """The rank folders that this process has opened."""
     with _runs_lock:
         return list(_folders.values())
+
+
+def complete_steps() -> None:
+    """Complete all steps whose graphs have returned: their files are there, or known not to be."""
+    for folder in open_folders():
+        if folder.pid == os.getpid():
+            folder.steps.complete()
+
+
+def _settle_before_termination() -> None:
+    """Write all that was handed over, and what is known of steps that will not end."""
+    for folder in list(_folders.values()):
+        with contextlib.suppress(Exception):
+            folder.steps.complete()
+            folder.steps.settle()
 
 
 # Claiming the folder

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import functools
-import io
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from torchair_scope.store import layout
-from torchair_scope.store.arrays import (
-    Array,
-    Description,
-    UnsavableTensorError,
-    describe,
-    number_array,
-    to_numpy,
-)
-from torchair_scope.store.device import Transfers
+from torchair_scope.store.arrays import Description, describe, number_array
+from torchair_scope.store.failures import guarded
+from torchair_scope.store.files import Files, Pace
+from torchair_scope.store.keeper import Keeper
 from torchair_scope.store.manifest import Record, encode, plain
+from torchair_scope.store.sections import in_section, section
 
 if TYPE_CHECKING:
     from torchair_scope.store.run import Run
 
 # What the manifest needs to say that the disk is full.
 ROOM_FOR_RECORDS = 256 * 1024
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+# How long the record of a call may wait for others, to be written with them.
+_SECONDS_UNRECORDED = 0.5
 
 Mode = Literal["all", "input", "output"]
 _OF_INPUTS = ("INPUT", "KWARG")
@@ -71,12 +65,12 @@ class GraphDump:
     def _start(self, run: Run) -> None:
         record: Record = {"record": "graph", "graph": self.number, "time": layout.time_stamp()}
         record["kind"] = self.kind
-        with _guarded(run, run.rank_folder.manifest.path):
+        with guarded(run, run.rank_folder.manifest.path):
             run.rank_folder.append_header({**self._description, **record})
         self._steps = itertools.count()
         self._run = run
 
-    def begin_step(self, number: int | None = None) -> Step:
+    def begin_step(self, number: int | None = None, pace: Pace = Pace()) -> Step:  # noqa: B008
         """Give the next step, numbered from 0; any thread may ask.
 
         In a forked child, this graph's steps go to the child's own run.
@@ -84,6 +78,7 @@ class GraphDump:
         **Arguments:**
 
         - `number`: the step's number, if the caller counts them, since some are not dumped.
+        - `pace`: how the writing of the step goes along with its run.
         """
         run = self._run.in_this_process()
         if run is not self._run:
@@ -92,30 +87,45 @@ class GraphDump:
                     self._start(run)
         if number is None:
             number = next(self._steps)
-        return Step(run, self.number, number, self.kind)
+        return Step(run, self.number, number, self.kind, pace)
 
 
 class Step:
-    """One run of one graph; call `finish` when the graph returns. `GraphDump` makes it."""
+    """One run of one graph; call `finish` when the graph returns. `GraphDump` makes it.
 
-    def __init__(self, run: Run, graph: int, number: int, kind: layout.GraphKind = "graph") -> None:
+    Attributes:
+        files: the keeper that saves values as files; calls have it unless they are given another.
+        folder: of its files.
+        problems: what went wrong, a sentence each, for its record.
+    """
+
+    def __init__(
+        self, run: Run, graph: int, number: int, kind: layout.GraphKind, pace: Pace
+    ) -> None:
         self.run = run
         self.graph = graph
         self.number = number
+        self.lock = threading.RLock()
         self.problems: list[str] = []
         self._stamp = layout.time_stamp()
         self._order = itertools.count()
         self._open: dict[int, Call] = {}
-        self.transfers = Transfers()
-        self._calls = self._files = self._bytes = 0
-        self._missing = 0
-        self._stopped: str | None = None
+        self._done: list[Call] = []
+        self._flushed = time.monotonic()
+        self._untold: list[Callable[[], None]] = []
+        self._counts = {"files": 0, "bytes": 0, "written": 0, "missing": 0}
+        self._calls = 0
         self._skipped = True
-        with _guarded(run, run.folder, self.problems):
+        self._steps = run.rank_folder.steps
+        self._steps.begins(self)
+        with guarded(run, run.folder, self.problems):
             run.rank_folder.make_sure()
             self._skipped = self._is_skipped()
-        self._name = layout.step_folder_name(graph, number, kind)
-        self._folder = os.path.join(run.folder, self._name)
+        self.name = layout.step_folder_name(graph, number, kind)
+        self.folder = os.path.join(run.folder, self.name)
+        self._lag = pace.lag
+        self.files = Files(self, pace)
+        self._keepers: list[Keeper] = []
 
     def _is_skipped(self) -> bool:
         """Leave the last bytes of a full disk to the step records."""
@@ -134,6 +144,7 @@ class Step:
         facts: Mapping[str, Any],
         mode: Mode = "all",
         report: Callable[[CallReport], None] | None = None,
+        keeper: Keeper | None = None,
     ) -> Call:
         """Save the arguments of one call; do it before the operator runs.
 
@@ -142,74 +153,112 @@ class Step:
         - `node`, `target`: `fx.Node.name` and the operator's name, as `aten.add.Tensor`.
         - `args`, `kwargs`: any tree of tensors and constants.
         - `facts`: further entries of the call's record, such as `scope`.
-        - `mode`: which tensors get a file: `"all"`, `"input"` or `"output"`. The record
+        - `mode`: which tensors are kept: `"all"`, `"input"` or `"output"`. The record
             describes the others as well.
         - `report`: is told once what is written of the call; not if its record cannot be.
+        - `keeper`: what takes the call's tensors; the step's `files` if None.
 
         **Raises:** `OSError` if a file cannot be written and the run was opened with
         `on_error="raise"`; else nothing.
         """
-        call = Call(self, next(self._order), node, target, facts, mode, report)
-        self._calls += 1
-        if not self._skipped:
-            self._open[call.order] = call
-            with _guarded(self.run, self._folder, self.problems):
-                call.save_arguments(args, kwargs)
+        with section:
+            keeper = self.files if keeper is None else keeper
+            if keeper is not self.files and keeper not in self._keepers:
+                self._keepers.append(keeper)
+            call = Call(self, next(self._order), node, target, facts, mode, report, keeper)
+            self._calls += 1
+            if not self._skipped:
+                with self.lock:
+                    self._open[call.order] = call
+                with guarded(self.run, self.folder, self.problems):
+                    call.save_arguments(args, kwargs)
+            self._tell()
         return call
 
     def finish(self) -> None:
-        """Write the step's record. A call that was begun and not finished is recorded as such.
+        """The graph has returned: complete the step, or with `lag=1` the one before.
+
+        A call that was begun and not finished is recorded as such.
 
         **Raises:** as `begin_call`.
         """
-        with _guarded(self.run, self._folder, self.problems):
-            self.transfers.wait()
-        unfinished = list(self._open.values())
-        with _guarded(self.run, self._folder, self.problems):
-            for call in unfinished:
-                call.record_unfinished()
-        with _guarded(self.run, self.run.rank_folder.manifest.path):
-            self.run.rank_folder.append(
-                {
-                    "record": "step",
-                    "graph": self.graph,
-                    "step": self.number,
-                    "time": self._stamp,
-                    "complete": not (self.problems or unfinished or self._missing),
-                    "calls": self._calls,
-                    "files": self._files,
-                    "bytes": self._bytes,
-                    "missing": self._missing,
-                    "problems": list(dict.fromkeys(self.problems)),
-                }
-            )
-
-    def write(self, name: str, array: Array) -> int | str:
-        """Write one file and give its size; the reason if it is not there afterwards."""
-        if self._stopped is not None:
-            return self._stopped
-        path = os.path.join(self._folder, name)
-        try:
+        if in_section():  # Called by a finaliser, in the middle of the store's own work.
+            self._steps.has_returned(self)
+            return
+        with section, guarded(self.run, self.folder, self.problems):
             self.run.rank_folder.check_owner()
-            size = write_npy(self._folder, name, array)
-        except OSError as error:
-            number = error.errno or errno.EIO
-            reason = os.strerror(number)
-            if number in _FULL:
-                self._stopped = reason
-                self.run.rank_folder.disk_full = True
-            self.problems.append(f"{self._name}/{name}: {reason}")
-            _report(self.run, OSError(number, reason, path), path)
-            return reason
-        self._files += 1
-        self._bytes += size
-        return size
+            if not self._lag:
+                self._steps.has_returned(self)
+                self._steps.complete()
+                return
+            try:
+                self.files.let_go()
+                self._steps.complete()
+            finally:
+                self._steps.has_returned(self)
 
-    def record_call(self, call: Call, record: Record) -> None:
-        """Write a call's record; the call is no longer open."""
-        self._open.pop(call.order, None)
-        self._missing += len(record["missing"])
-        self.run.rank_folder.append(record)
+    def complete(self) -> None:
+        """Wait until everything is settled, and write the step's record."""
+        with contextlib.ExitStack() as stack:  # Each is done even if another one raises.
+            stack.callback(self._tell)
+            stack.callback(self._write_record)
+            for keeper in (*self._keepers, self.files):
+                stack.callback(self._end, keeper)
+
+    def _end(self, keeper: Keeper) -> None:
+        with guarded(self.run, self.folder, self.problems):
+            keeper.finish()
+
+    def _write_record(self) -> None:
+        with self.lock:
+            unfinished = list(self._open.values())
+        for call in unfinished:
+            call.ends_unfinished()
+        manifest = self.run.rank_folder.manifest.path
+        with guarded(self.run, manifest, self.problems):
+            self.flush()
+        complete = not (self.problems or unfinished or self._counts["missing"])
+        record = {
+            "record": "step",
+            "graph": self.graph,
+            "step": self.number,
+            "time": self._stamp,
+            "complete": complete,
+            "calls": self._calls,
+            **self._counts,
+            "problems": list(dict.fromkeys(self.problems)),
+        }
+        with guarded(self.run, manifest):
+            self.run.rank_folder.append(record)
+
+    def is_done(self, call: Call) -> None:
+        """Nothing of a call is awaited any more: its record is due, at once or with others."""
+        with self.lock:
+            self._open.pop(call.order, None)
+            self._done.append(call)
+            if time.monotonic() - self._flushed < _SECONDS_UNRECORDED:
+                return
+        try:
+            self.flush()
+        except OSError as error:  # The record is kept, and written with the next ones.
+            self.problems.append(f"{type(error).__name__}: {error}")
+
+    def flush(self) -> None:
+        """Write the records of the calls that are done."""
+        with self.lock:
+            done, self._done = self._done, []
+            self._flushed = time.monotonic()
+            for call in done:
+                for fact, count in call.counts().items():
+                    self._counts[fact] += count
+            if done:
+                self.run.rank_folder.append(*(call.record() for call in done))
+                self._untold += [call.tell for call in done]
+
+    def _tell(self) -> None:
+        """Report the calls that are recorded, on the thread that runs the model."""
+        while self._untold:
+            self._untold.pop(0)()
 
     def is_open(self, call: Call) -> bool:
         """Say whether a call waits for its result."""
@@ -217,7 +266,18 @@ class Step:
 
 
 class Call:
-    """One execution of one node. `Step.begin_call` makes it; give the result to `finish`."""
+    """One execution of one node. `Step.begin_call` makes it; give the result to `finish`.
+
+    Its record is written once it is finished and no slot is promised any more.
+
+    Attributes:
+        step: the step that it belongs to.
+        node: `fx.Node.name`.
+        target: the operator, as `aten.add.Tensor`.
+        stem: what the names of its files begin with.
+        stamp: the time in the names of its files.
+        facts: what the record says besides, such as `scope`; a keeper may add entries.
+    """
 
     def __init__(
         self,
@@ -228,39 +288,39 @@ class Call:
         facts: Mapping[str, Any],
         mode: Mode,
         report: Callable[[CallReport], None] | None,
+        keeper: Keeper,
     ) -> None:
         self.order = order
+        self.step = step
+        self.node = node
+        self.target = target
+        self.stem = layout.call_stem(node, target)
+        self.stamp = layout.time_stamp()
+        self.facts: Record = plain(dict(facts))
+        if mode != "all":
+            self.facts["mode"] = mode
         self._mode = mode
         self._report = report
-        self._bytes = self._tensors = 0
-        self._step = step
-        self._stem = layout.call_stem(node, target)
-        self._stamp = layout.time_stamp()
+        self._keeper = keeper
+        self._values: Record = {}
         self._files: dict[str, str] = {}
+        self._contents: dict[str, int] = {}
         self._missing: list[Record] = []
-        self._record: Record = {
-            "record": "call",
-            "graph": step.graph,
-            "step": step.number,
-            "order": order,
-            "node": node,
-            "target": target,
-            "time": self._stamp,
-            **plain(dict(facts)),
-        }
-        if mode != "all":
-            self._record["mode"] = mode
+        self._bytes = self._written = self._tensors = 0
+        self._promised: set[str] = set()
+        self._slots: dict[str, None] = {}  # in the order in which they were handed over
+        self._has_returned = False
 
     def save_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Write the INPUT and KWARG files; `Step.begin_call` does it."""
-        self._record["args"] = [self._save(value, "INPUT", i) for i, value in enumerate(args)]
-        self._record["kwargs"] = {
+        """Hand the INPUT and KWARG values over; `Step.begin_call` does it."""
+        self._values["args"] = [self._save(value, "INPUT", i) for i, value in enumerate(args)]
+        self._values["kwargs"] = {
             name: encode(value, layout.slot_name("KWARG", name), self._hand_over)
             for name, value in kwargs.items()
         }
 
     def finish(self, result: Any, mutated: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Write the OUTPUT files of what the operator returned, then the call's record.
+        """Hand over what the operator returned; the call's record follows.
 
         **Arguments:**
 
@@ -270,46 +330,129 @@ class Call:
 
         **Raises:** as `Step.begin_call`.
         """
-        step = self._step
+        step = self.step
         if not step.is_open(self):
             return
-        with _guarded(step.run, step.run.folder, step.problems):
-            if isinstance(result, tuple | list):
-                for index, value in enumerate(result):
-                    self._save_numbers(value, layout.slot_name("OUTPUT", index))
-                self._record["outputs"] = encode(result, "OUTPUT", self._hand_over)
-            else:
-                self._record["outputs"] = self._save(result, "OUTPUT", 0)
-            if mutated:
-                self._record["mutated"] = {
-                    name: encode(value, layout.slot_name("MUTATED", name), self._hand_over)
-                    for name, value in mutated.items()
-                }
-        step.transfers.then(self._record_finished)
+        with section:
+            with guarded(step.run, step.run.folder, step.problems):
+                self._save_results(result, mutated)
+            with step.lock:
+                self._has_returned = True
+                self._look_if_done()
 
-    def _record_finished(self) -> None:
-        step = self._step
-        with _guarded(step.run, step.run.rank_folder.manifest.path, step.problems):
-            step.record_call(self, self._finished_record())
-            self._tell(finished=True)
+    def _save_results(self, result: Any, mutated: Mapping[str, Any]) -> None:
+        if isinstance(result, tuple | list):
+            for index, value in enumerate(result):
+                self._save_numbers(value, layout.slot_name("OUTPUT", index))
+            self._values["outputs"] = encode(result, "OUTPUT", self._hand_over)
+        else:
+            self._values["outputs"] = self._save(result, "OUTPUT", 0)
+        if mutated:
+            self._values["mutated"] = {
+                name: encode(value, layout.slot_name("MUTATED", name), self._hand_over)
+                for name, value in mutated.items()
+            }
 
-    def record_unfinished(self) -> None:
-        """Write the record of a call whose operator did not return."""
-        self._step.record_call(self, {**self._finished_record(), "unfinished": True})
-        self._tell(finished=False)
+    def _look_if_done(self) -> None:
+        if self._has_returned and not self._promised and self.step.is_open(self):
+            self.step.is_done(self)
 
-    def _tell(self, *, finished: bool) -> None:
+    def ends_unfinished(self) -> None:
+        """The step ends, and the operator did not return, or a slot was never settled."""
+        for slot in [slot for slot in self._slots if slot in self._promised]:
+            self.is_missing(slot, "the run was interrupted before it was written")
+        if self.step.is_open(self):
+            self.step.is_done(self)
+
+    def tell(self) -> None:
+        """Report what is written of the call."""
         if self._report is not None:
-            folder = self._step.run.folder
-            report = CallReport(folder, finished, self._tensors, self._bytes, self._missing)
-            self._report(report)
+            folder = self.step.run.folder
+            finished = self._has_returned
+            self._report(CallReport(folder, finished, self._tensors, self._bytes, self._missing))
 
-    def _keeps(self, slot: str) -> bool:
-        """Whether the mode wants a file for a slot."""
+    def counts(self) -> dict[str, int]:
+        """What the call adds to the numbers of its step's record."""
+        return {
+            "files": len(self._files),
+            "bytes": self._bytes,
+            "written": self._written,
+            "missing": len(self._missing),
+        }
+
+    def record(self) -> Record:
+        """The call's record."""
+        order = list(self._slots)
+        return {
+            "record": "call",
+            "graph": self.step.graph,
+            "step": self.step.number,
+            "order": self.order,
+            "node": self.node,
+            "target": self.target,
+            "time": self.stamp,
+            **self.facts,
+            **self._values,
+            "files": {slot: self._files[slot] for slot in order if slot in self._files},
+            "contents": {slot: self._contents[slot] for slot in order if slot in self._contents},
+            "missing": sorted(self._missing, key=lambda lost: order.index(lost["slot"])),
+            **({} if self._has_returned else {"unfinished": True}),
+        }
+
+    # What becomes of a slot, as its keeper says
+
+    def promise(self, slot: str) -> None:
+        """The slot will have a file, or be missing, later: the call's record waits for it."""
+        self._promised.add(slot)
+        self._slots[slot] = None
+
+    def has_file(
+        self,
+        slot: str,
+        name: str,
+        size: int,
+        *,
+        is_tensor: bool = True,
+        written: int | None = None,
+        content: int | None = None,
+    ) -> None:
+        """The slot has a file in the step's folder.
+
+        **Arguments:**
+
+        - `slot`, `name`: which slot, and the file's name.
+        - `size`: bytes of the file.
+        - `is_tensor`: whether it holds a tensor, and not numbers.
+        - `written`: bytes that had to be written for it, 0 for a link; the size if None.
+        - `content`: the number of its content: files of one rank folder with equal numbers have
+            equal bytes.
+        """
+        with self.step.lock:
+            self._slots[slot] = None
+            self._files[slot] = name
+            if content is not None:
+                self._contents[slot] = content
+            self._bytes += size
+            self._written += size if written is None else written
+            self._tensors += is_tensor
+            self._settle(slot)
+
+    def is_missing(self, slot: str, reason: str, name: str | None = None) -> None:
+        """The slot has no file; `name` is the one that could not be written, if it got so far."""
+        with self.step.lock:
+            self._slots[slot] = None
+            self._missing.append({"slot": slot, "file": name, "reason": reason})
+            self._settle(slot)
+
+    def _settle(self, slot: str) -> None:
+        self._promised.discard(slot)
+        self._look_if_done()
+
+    # Values on their way to the keeper
+
+    def _wants(self, slot: str) -> bool:
+        """Whether the mode wants a slot to be kept."""
         return self._mode == "all" or (self._mode == "input") == slot.startswith(_OF_INPUTS)
-
-    def _finished_record(self) -> Record:
-        return {**self._record, "files": self._files, "missing": self._missing}
 
     def _save(self, value: Any, kind: str, index: int) -> Any:
         slot = layout.slot_name(kind, index)
@@ -318,128 +461,17 @@ class Call:
 
     def _save_numbers(self, value: Any, slot: str) -> None:
         """Write numbers as TorchAir does; the record has them as constants as well."""
-        array = number_array(value) if self._keeps(slot) else None
+        array = number_array(value) if self._wants(slot) else None
         if array is not None:
-            self._write(slot, array)
+            self._keeper.keep_numbers(self, slot, array)
         elif isinstance(value, list | tuple | dict):
             members = value.values() if isinstance(value, dict) else value
             for index, member in enumerate(members):
                 self._save_numbers(member, f"{slot}.{index}")
 
     def _hand_over(self, tensor: Any, slot: str) -> Description:
-        """Take one tensor: the one place through which every tensor goes to the disk."""
+        """Give one tensor to the keeper: the one place through which every tensor goes."""
         description = {"slot": slot, **describe(tensor)}
-        if not self._keeps(slot):
-            return description
-        copy = self._step.transfers.start(tensor)
-        if copy is None:
-            self._write_tensor(tensor, slot)
-        else:
-            self._step.transfers.then(lambda: self._write_tensor(copy, slot))
+        if self._wants(slot):
+            self._keeper.keep_tensor(self, slot, tensor, description)
         return description
-
-    def _write_tensor(self, tensor: Any, slot: str) -> None:
-        try:
-            array = to_numpy(tensor)
-        except UnsavableTensorError as error:
-            self._missing.append({"slot": slot, "file": None, "reason": str(error)})
-            self._step.run.rank_folder.say_once(
-                str(error),
-                f"{slot} of {self._record['node']} ({self._record['target']}, scope "
-                f"{self._record.get('scope')}) is not saved: {error}. Later ones of this kind are "
-                "listed in the manifest only",
-            )
-        else:
-            self._tensors += self._write(slot, array)
-
-    def _write(self, slot: str, array: Array) -> bool:
-        name = layout.file_name(self._stem, slot, self._stamp)
-        written = self._step.write(name, array)
-        if isinstance(written, int):
-            self._files[slot] = name
-            self._bytes += written
-            return True
-        self._missing.append({"slot": slot, "file": name, "reason": written})
-        return False
-
-
-# Files
-
-_temporary_number = itertools.count()
-
-
-def write_npy(folder: str, name: str, array: Array) -> int:
-    """Write an array as `folder/name` whole or not at all; give the bytes of the file.
-
-    A missing folder is made.
-
-    **Raises:** `OSError`; nothing is left behind.
-    """
-    temporary = os.path.join(folder, f".{os.getpid()}-{next(_temporary_number)}.part")
-    descriptor = _create(temporary)
-    try:
-        try:
-            size = _write_array(descriptor, array)
-        finally:
-            os.close(descriptor)
-        os.rename(temporary, os.path.join(folder, name))
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    return size
-
-
-def _create(path: str) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, layout.FILE_MODE)
-    except FileNotFoundError:
-        layout.make_folders(os.path.dirname(path))
-        return os.open(path, flags, layout.FILE_MODE)
-
-
-def _write_array(descriptor: int, array: Array) -> int:
-    header = _header(array.dtype.str, array.shape)
-    data = np.ravel(array, order="C").view(np.uint8).data
-    written = os.writev(descriptor, [header, data])
-    while written < len(header) + len(data):
-        if written < len(header):
-            written += os.write(descriptor, header[written:])
-        else:
-            written += os.write(descriptor, data[written - len(header) :])
-    return written
-
-
-@functools.lru_cache(maxsize=4096)
-def _header(descr: str, shape: tuple[int, ...]) -> bytes:
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        buffer, {"descr": descr, "fortran_order": False, "shape": shape}
-    )
-    return buffer.getvalue()
-
-
-# Errors
-
-
-@contextlib.contextmanager
-def _guarded(run: Run, path: str, problems: list[str] | None = None) -> Iterator[None]:
-    """Keep every failure of ours out of the model, unless the user asked for it."""
-    try:
-        yield
-    except Exception as error:
-        if problems is not None:
-            problems.append(f"{type(error).__name__}: {error}")
-        _report(run, error, path)
-
-
-def _report(run: Run, error: Exception, path: str) -> None:
-    if run.on_error == "raise":
-        raise error
-    run.rank_folder.say_once(
-        "write",
-        f"torchair_scope cannot write {getattr(error, 'filename', None) or path}: "
-        f"{getattr(error, 'strerror', None) or repr(error)}. The model goes on, the dump in "
-        f"{run.folder} is not complete; see its {layout.MANIFEST}",
-    )

@@ -1,0 +1,180 @@
+"""Which tensors hold what an earlier one held: known without reading them.
+
+A tensor is the same value as an earlier one if it is the same part of the same memory, and nothing
+has written to it since. Torch counts writes in the version of a tensor, but not all of them:
+
+* not while the operator still runs, for a mode on the thread, and not below autograd. So who runs
+  operators says beforehand what they write to, by `writing`.
+* not those through `.data`, NumPy or another process. They cannot happen while a graph runs. For
+  what was seen in an earlier step, a checksum decides as well; see `checksum`.
+* none for inference tensors, which so are known within one step only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchair_scope import _torch_private
+from torchair_scope.store.arrays import Array
+from torchair_scope.store.device import wait_for_copies
+from torchair_scope.store.pool import pool
+from torchair_scope.store.sections import section
+
+_MOST_STORAGES = 1 << 14
+_MOST_VIEWS = 64  # of one storage
+
+Place = tuple[Any, ...]
+
+
+@dataclass
+class Sighting:
+    """A value that has been handed over.
+
+    Attributes:
+        version: of its tensor; None for an inference tensor.
+        step: which step it was last seen in.
+        value: what is known of it there.
+    """
+
+    version: int | None
+    step: object
+    value: Any
+
+
+class _Storage:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        # It keeps the storage's address from being used again, but not its memory.
+        self.reference = _torch_private.weak_storage(tensor)
+        self.sightings: dict[Place, Sighting] = {}
+
+
+class Known:
+    """The values that a dump has been handed, by the memory that they lie in."""
+
+    def __init__(self) -> None:
+        self._storages: OrderedDict[int, _Storage] = OrderedDict()
+        self._lock = threading.Lock()
+        _all.add(self)
+
+    def find(self, tensor: torch.Tensor, step: object) -> Sighting | None:
+        """What this tensor was known as; None if it has been written to since."""
+        address = _torch_private.storage_address(tensor)
+        with self._lock:
+            storage = self._storages.get(address)
+            if storage is None:
+                return None
+            sighting = storage.sightings.get(_place(tensor))
+            if sighting is None:
+                return None
+            version = _version(tensor)
+            valid = version == sighting.version and (version is not None or sighting.step is step)
+            if not valid or storage.reference.expired():
+                del self._storages[address]
+                return None
+            self._storages.move_to_end(address)
+            return sighting
+
+    def add(self, tensor: torch.Tensor, step: object, value: Any) -> None:
+        """Remember what a tensor is known as from now on."""
+        address = _torch_private.storage_address(tensor)
+        with self._lock:
+            storage = self._storages.get(address)
+            if storage is None or storage.reference.expired():
+                storage = self._storages[address] = _Storage(tensor)
+            if len(storage.sightings) >= _MOST_VIEWS:
+                storage.sightings.clear()
+            storage.sightings[_place(tensor)] = Sighting(_version(tensor), step, value)
+            if len(self._storages) > _MOST_STORAGES:
+                self._storages.popitem(last=False)
+
+    def forget(self, addresses: Iterable[int]) -> None:
+        """Forget what lies in some storages."""
+        with self._lock:
+            for address in addresses:
+                self._storages.pop(address, None)
+
+    def forget_freed(self) -> None:
+        """Forget what lies in memory that has been freed."""
+        with self._lock:
+            freed = [a for a, storage in self._storages.items() if storage.reference.expired()]
+            for address in freed:
+                del self._storages[address]
+
+
+_all: weakref.WeakSet[Known] = weakref.WeakSet()
+
+
+def _place(tensor: torch.Tensor) -> Place:
+    return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    try:
+        return tensor._version
+    except RuntimeError:  # An inference tensor has none. To ask before would cost more.
+        return None
+
+
+@contextlib.contextmanager
+def writing(tensors: Iterable[Any]) -> Iterator[None]:
+    """A block that writes to the memory of some tensors.
+
+    What waits to be written to disk of it is written first, and nothing of it is known afterwards.
+    """
+    written = list(filter(_has_storage, tensors))
+    addresses = [_torch_private.storage_address(tensor) for tensor in written]
+    with section:
+        pool().wait_for_readers(addresses)
+        for device in {tensor.device for tensor in written}:
+            wait_for_copies(device)
+    try:
+        yield
+    finally:
+        with section:
+            for known in list(_all):
+                known.forget(addresses)
+
+
+def _has_storage(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    try:
+        value.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # a sparse tensor has none
+        return False
+    return True
+
+
+_ROW = 4096
+_FACTORS = np.random.default_rng(0).integers(0, 1 << 63, _ROW, dtype=np.uint64) * 2 + 1
+
+
+def checksum(data: Array) -> int:
+    """A number that differs if the bytes do, but for one case in 2 ** 64; fast, not secure.
+
+    The sums over rows and columns of a matrix of words: no copy, at the speed of memory.
+    """
+    words = data[: len(data) // 8 * 8].view(np.uint64)
+    rows = len(words) // _ROW
+    matrix = words[: rows * _ROW].reshape(rows, _ROW)
+    rest = data[rows * _ROW * 8 :].tobytes()
+    columns = int((matrix.sum(axis=0) * _FACTORS).sum())
+    return hash((columns, matrix.sum(axis=1).tobytes(), rest))
+
+
+def _forget() -> None:
+    for known in list(_all):
+        known._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,181 @@
+"""One value as a `.npy` file that is whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import io
+import itertools
+import os
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from torchair_scope.store import layout
+from torchair_scope.store.arrays import Array
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSYS)
+_BLOCK = 1 << 18
+
+_temporary_number = itertools.count()
+
+
+class Npy:
+    """A value as its file has it: header, and bytes in C order."""
+
+    def __init__(self, array: Array) -> None:
+        self.descr = array.dtype.str
+        self.shape = array.shape
+        self.data = np.ravel(array, order="C").view(np.uint8)
+
+    @property
+    def header(self) -> bytes:
+        """What stands before the bytes."""
+        return _header(self.descr, self.shape)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return len(self.header) + len(self.data)
+
+
+@functools.lru_cache(maxsize=4096)
+def _header(descr: str, shape: tuple[int, ...]) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": descr, "fortran_order": False, "shape": shape}
+    )
+    return buffer.getvalue()
+
+
+class Folder:
+    """A folder that files are made in. It is made, and opened, with the first one."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+        self._lock = threading.Lock()
+
+    def descriptor(self) -> int:
+        """The open folder."""
+        if self._descriptor is not None:
+            return self._descriptor
+        with self._lock:
+            if self._descriptor is None:
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                try:
+                    self._descriptor = os.open(self.path, flags)
+                except FileNotFoundError:
+                    layout.make_folders(self.path)
+                    self._descriptor = os.open(self.path, flags)
+            return self._descriptor
+
+    def close(self) -> None:
+        """Close the folder; the next file opens it again."""
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+
+def write_npy(folder: Folder, name: str, value: Npy) -> int:
+    """Write a value as a file whole or not at all; give the bytes of the file.
+
+    **Raises:** `OSError`; nothing is left behind.
+    """
+    return _made(folder, name, lambda descriptor: _write(descriptor, value))
+
+
+def copy_npy(source: str, folder: Folder, name: str) -> int:
+    """Write a file once more, from the one that there is; give its bytes."""
+    with open(source, "rb", buffering=0) as file:
+
+        def copy(descriptor: int) -> int:
+            size = os.fstat(file.fileno()).st_size
+            left = size
+            while left:
+                sent = os.sendfile(descriptor, file.fileno(), None, left)
+                if not sent:
+                    raise OSError(errno.EIO, "the file has been cut", source)
+                left -= sent
+            return size
+
+        return _made(folder, name, copy)
+
+
+def _made(folder: Folder, name: str, fill: Callable[[int], int]) -> int:
+    temporary = f".{os.getpid()}-{next(_temporary_number)}.part"
+    descriptor, at = _create(folder, temporary)
+    try:
+        try:
+            size = fill(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, name, src_dir_fd=at, dst_dir_fd=at)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=at)
+        raise
+    return size
+
+
+def _create(folder: Folder, name: str) -> tuple[int, int]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    at = folder.descriptor()
+    try:
+        return os.open(name, flags, layout.FILE_MODE, dir_fd=at), at
+    except FileNotFoundError:  # someone has removed it
+        folder.close()
+        at = folder.descriptor()
+        return os.open(name, flags, layout.FILE_MODE, dir_fd=at), at
+
+
+def _write(descriptor: int, value: Npy) -> int:
+    header, data = value.header, value.data.data
+    written = os.writev(descriptor, [header, data])
+    while written < len(header) + len(data):
+        if written < len(header):
+            written += os.write(descriptor, header[written:])
+        else:
+            written += os.write(descriptor, data[written - len(header) :])
+    return written
+
+
+def link(source: str, folder: Folder, name: str) -> None:
+    """Give a file a further name.
+
+    **Raises:** `OSError`; see `has_no_links` and `errno.EMLINK`.
+    """
+    os.link(source, name, dst_dir_fd=folder.descriptor())
+
+
+def has_no_links(error: OSError) -> bool:
+    """Whether it was raised because the file system has no hard links."""
+    return error.errno in _NO_LINKS
+
+
+def holds(path: str, value: Npy) -> bool:
+    """Whether a file has exactly these bytes."""
+    header, data = value.header, value.data.data
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        if os.fstat(descriptor).st_size != len(header) + len(data):
+            return False
+        if os.pread(descriptor, len(header), 0) != header:
+            return False
+        block = memoryview(bytearray(min(_BLOCK, len(data))))
+        for start in range(0, len(data), _BLOCK):
+            expected = data[start : start + _BLOCK]
+            count = os.preadv(descriptor, [block], len(header) + start)
+            if count < len(expected) or block[: len(expected)] != expected:
+                return False
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,191 @@
+"""A few threads that write, and the bound on what waits for them.
+
+Writing releases the interpreter's lock, so the model goes on meanwhile. One pool serves all dumps
+of the process.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+from collections.abc import Iterable
+from typing import Protocol
+
+from torchair_scope.store.sections import section
+
+THREADS = min(4, max(2, os.cpu_count() or 2))
+# To wake a thread costs as much as a small file, so it is woken for this much, each job counted as
+# so many bytes beside its own. What is left is done when it is waited for.
+_BYTES_TO_WAKE = 1 << 17
+_BYTES_OF_A_JOB = 1 << 12
+
+
+class Group:
+    """Jobs that are waited for together."""
+
+    def __init__(self) -> None:
+        self.outstanding = 0
+        self.is_cancelled = False
+
+
+class Job(Protocol):
+    """Something to be written.
+
+    Attributes:
+        group: what it belongs to.
+        nbytes: of the memory that it holds until it is done.
+        storage: the memory that it reads, if that may be written to only once it is done.
+        started: whether a thread is at it; set by the pool.
+    """
+
+    group: Group
+    nbytes: int
+    storage: int | None
+    started: bool
+
+    def run(self) -> bool:
+        """Do it; no error may get out. False if it is not done yet: `Pool.done` is called later."""
+
+
+class Pool:
+    """Runs jobs on threads, which are started at the first one."""
+
+    def __init__(self) -> None:
+        self._jobs: collections.deque[Job] = collections.deque()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._work = threading.Condition(lock)
+        self._queued = 0
+        self._idle = 0
+        self._waiting = 0
+        self._threads: list[threading.Thread] = []
+        self._outstanding = 0
+        self._in_flight = 0
+        self._reading: collections.Counter[int] = collections.Counter()
+
+    def submit(self, job: Job, limit: int) -> None:
+        """Have a job run; past `limit` bytes in flight, wait until others are done."""
+        with self._changed:
+            while self._in_flight and self._in_flight + job.nbytes > limit:
+                self._wait()
+            self._expect(job)
+            self._jobs.append(job)
+            self._queued += job.nbytes + _BYTES_OF_A_JOB
+            if len(self._threads) < THREADS:
+                self._start_thread()
+            elif self._idle and self._queued >= _BYTES_TO_WAKE:
+                self._work.notify()
+
+    def _expect(self, job: Job) -> None:
+        job.group.outstanding += 1
+        self._outstanding += 1
+        self._in_flight += job.nbytes
+        if job.storage is not None:
+            self._reading[job.storage] += 1
+
+    def done(self, job: Job) -> None:
+        """A job has nothing left to do."""
+        with self._changed:
+            job.group.outstanding -= 1
+            self._outstanding -= 1
+            self._in_flight -= job.nbytes
+            if job.storage is not None:
+                self._reading[job.storage] -= 1
+                if not self._reading[job.storage]:
+                    del self._reading[job.storage]
+                job.storage = None
+            if self._waiting:
+                self._changed.notify_all()
+
+    def wait(self, group: Group) -> None:
+        """Wait until a group is done; if that is interrupted, what has not begun is lost."""
+        interrupted: BaseException | None = None
+        with self._changed:
+            while group.outstanding:
+                try:
+                    self._wait()
+                except BaseException as error:
+                    group.is_cancelled = True
+                    interrupted = error
+        if interrupted is not None:
+            raise interrupted
+
+    def wait_for_all(self) -> None:
+        """Wait until nothing is in flight."""
+        with self._changed:
+            while self._outstanding:
+                self._wait()
+
+    def wait_for_readers(self, storages: Iterable[int]) -> None:
+        """Wait until no job reads any of these storages: they are about to be written to."""
+        if not self._reading:
+            return
+        with self._changed:
+            for storage in storages:
+                while storage in self._reading:
+                    self._wait()
+
+    def unless_started(self, job: Job) -> _Unstarted:
+        """A block in which no thread takes up the job; yields whether none has."""
+        return _Unstarted(self._changed, job)
+
+    def _wait(self) -> None:
+        if self._idle and self._jobs:
+            self._work.notify_all()
+        self._waiting += 1
+        try:
+            self._changed.wait()
+        finally:
+            self._waiting -= 1
+
+    def _start_thread(self) -> None:
+        # Daemons: others would be waited for before the functions of atexit run.
+        thread = threading.Thread(target=self._write, name="torchair_scope writer", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _write(self) -> None:
+        with section:  # For good: what a finaliser would wait for here never comes.
+            while True:
+                with self._work:
+                    while not self._jobs:
+                        self._idle += 1
+                        self._work.wait()
+                        self._idle -= 1
+                    job = self._jobs.popleft()
+                    self._queued -= job.nbytes + _BYTES_OF_A_JOB
+                    job.started = True
+                if job.run():
+                    self.done(job)
+                del job
+
+
+class _Unstarted:
+    def __init__(self, lock: threading.Condition, job: Job) -> None:
+        self._lock = lock
+        self._job = job
+
+    def __enter__(self) -> bool:
+        self._lock.acquire()
+        return not self._job.started
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+
+
+_pool = Pool()
+
+
+def pool() -> Pool:
+    """The pool of this process."""
+    return _pool
+
+
+def _forget() -> None:
+    """A forked child has none of its parent's threads, and owes none of its files."""
+    global _pool
+    _pool = Pool()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,269 @@
+"""What writers do for a step: each value becomes a file, or a link to one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from torchair_scope import _torch_private
+from torchair_scope.store.arrays import Array, UnsavableTensorError, to_numpy
+from torchair_scope.store.contents import Content, Value
+from torchair_scope.store.device import Arrival
+from torchair_scope.store.failures import report
+from torchair_scope.store.identity import checksum
+from torchair_scope.store.npy import Folder, Npy, write_npy
+from torchair_scope.store.pool import Group, pool
+
+if TYPE_CHECKING:
+    from torchair_scope.store.writer import Call, Step
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_INTERRUPTED = "the run was interrupted before it was written"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A slot of a call that is to have a file."""
+
+    call: Call
+    slot: str
+    name: str
+    is_tensor: bool = True
+
+    def is_missing(self, reason: str) -> None:
+        """Tell the call that there is no file."""
+        self.call.is_missing(self.slot, reason, self.name)
+
+    def has_file(self, size: int, written: int, content: Content) -> None:
+        """Tell the call that there is one, and how many bytes had to be written for it."""
+        self.call.has_file(
+            self.slot,
+            self.name,
+            size,
+            is_tensor=self.is_tensor,
+            written=written,
+            content=content.number,
+        )
+
+
+class StepFolder:
+    """The files of one step, and what went wrong with them; writers come here."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self.store = step.run.rank_folder
+        self.group = Group()
+        self._folder = Folder(step.folder)
+        self._stopped: str | None = None
+        self._failures: list[tuple[Exception, str]] = []
+        self._remarks: dict[str, str] = {}
+
+    def write(self, slot: Slot, value: Npy, content: Content) -> Content | None:
+        """Write a new content for a slot; None if that fails."""
+        if self._stopped is not None:
+            slot.is_missing(self._stopped)
+        else:
+            try:
+                size = write_npy(self._folder, slot.name, value)
+            except OSError as error:
+                self._fails(slot, error)
+            else:
+                slot.has_file(size, size, content)
+                content.is_at(f"{self._folder.path}/{slot.name}", size)
+                return content
+        content.lose()
+        return None
+
+    def link(self, slot: Slot, content: Content, value: Npy | None = None) -> Content | None:
+        """Give a slot the file of a content; `value` is written if that is gone."""
+        try:
+            written = self.store.links.make(content, self._folder, slot.name)
+        except FileNotFoundError as error:
+            content.lose()
+            if value is not None:
+                return self.write(slot, value, self.store.contents.unlisted())
+            self._fails(slot, error)
+        except OSError as error:
+            self._fails(slot, error)
+        else:
+            slot.has_file(content.size, written, content)
+            return content
+        return None
+
+    def _fails(self, slot: Slot, error: OSError) -> None:
+        number = error.errno or errno.EIO
+        reason = os.strerror(number)
+        if number in _FULL:
+            self._stopped = reason
+            self.store.disk_full = True
+        path = os.path.join(self._folder.path, slot.name)
+        self._step.problems.append(f"{self._step.name}/{slot.name}: {reason}")
+        self._failures.append((OSError(number, reason, path), path))
+        slot.is_missing(reason)
+
+    def breaks(self, slot: Slot, error: Exception) -> None:
+        """Something of ours went wrong."""
+        reason = f"{type(error).__name__}: {error}"
+        self._step.problems.append(reason)
+        self._failures.append((error, self._folder.path))
+        slot.is_missing(reason)
+
+    def is_unsavable(self, slot: Slot, error: UnsavableTensorError) -> None:
+        """A tensor has no value that could be written."""
+        call, reason = slot.call, str(error)
+        call.is_missing(slot.slot, reason)
+        self._remarks[reason] = (
+            f"{slot.slot} of {call.node} ({call.target}, scope {call.facts.get('scope')}) is not "
+            f"saved: {error}. Later ones of this kind are listed in the manifest only"
+        )
+
+    def say(self) -> None:
+        """Warn of what writers came upon, or raise it: on the model's thread and not on theirs."""
+        while self._remarks:
+            key = next(iter(self._remarks))
+            self.store.say_once(key, self._remarks.pop(key))
+        while self._failures:
+            report(self._step.run, *self._failures.pop(0))
+
+    def close(self) -> None:
+        """Close the folder."""
+        self._folder.close()
+
+
+@dataclass
+class Source:
+    """Where a value is read from.
+
+    Args:
+        data: an array, or a tensor that keeps its value until it is read.
+        arrival: of a copy from a device, which has to be waited for.
+        is_lent: whether it is the model's own tensor, and may be written to later.
+        hint: the value that it most likely is.
+    """
+
+    data: torch.Tensor | Array
+    arrival: Arrival | None = None
+    is_lent: bool = False
+    hint: Value | None = None
+
+    def npy(self) -> Npy:
+        """The value as its file has it."""
+        if self.arrival is not None:
+            self.arrival.wait()
+        return Npy(to_numpy(self.data) if isinstance(self.data, torch.Tensor) else self.data)
+
+
+_READ = Source(np.empty(0))
+
+
+class Saving:
+    """A `Job`: read a value, and write it unless the dump has it."""
+
+    def __init__(self, folder: StepFolder, slot: Slot, value: Value, source: Source) -> None:
+        self.group = folder.group
+        self.started = False
+        self.nbytes = source.data.nbytes
+        self.storage: int | None = None
+        if source.is_lent and isinstance(source.data, torch.Tensor):
+            self.storage = _torch_private.storage_address(source.data)
+        self._folder = folder
+        self._slot = slot
+        self._value = value
+        self._source = source
+
+    def give_back(self) -> None:
+        """Copy what was lent, unless it is read already: then wait for that."""
+        address = self.storage
+        if address is None:
+            return
+        with pool().unless_started(self) as unstarted:
+            data = self._source.data
+            if unstarted and isinstance(data, torch.Tensor):
+                if _torch_private.owners_of_storage(data) > 1:
+                    self._source.data = data.clone()
+                return
+        pool().wait_for_readers([address])
+
+    def run(self) -> bool:
+        """Read the value; with a hint or an equal content, link to that."""
+        if self.group.is_cancelled:
+            self._slot.is_missing(_INTERRUPTED)
+            self._value.settle(None, _INTERRUPTED)
+            return True
+        try:
+            return self._save(self._source.npy())
+        except UnsavableTensorError as error:
+            self._folder.is_unsavable(self._slot, error)
+            self._value.settle(None, str(error))
+        except Exception as error:
+            self._breaks(error)
+        finally:
+            self._source = _READ  # The step knows this job until its end; the memory may go now.
+        return True
+
+    def _save(self, npy: Npy) -> bool:
+        hint = self._source.hint
+        if hint is not None and hint.content is not None and hint.checksum == checksum(npy.data):
+            self._settle(hint.checksum, self._folder.link(self._slot, hint.content, npy))
+            return True
+        content, is_new = self._folder.store.contents.find(npy)
+        if is_new:
+            self._settle(content.checksum, self._folder.write(self._slot, npy, content))
+            return True
+        content.when_settled(lambda: self._link_if_same(npy, content))
+        return False
+
+    def _link_if_same(self, npy: Npy, content: Content) -> None:
+        folder = self._folder
+        try:
+            if content.is_same(npy):
+                self._settle(content.checksum, folder.link(self._slot, content, npy))
+            else:
+                other = folder.store.contents.unlisted()
+                self._settle(content.checksum, folder.write(self._slot, npy, other))
+        except Exception as error:
+            self._breaks(error)
+        finally:
+            pool().done(self)
+
+    def _settle(self, checksum: int | None, content: Content | None) -> None:
+        self._value.checksum = checksum
+        self._value.settle(content, None if content else f"{self._slot.name} was not written")
+
+    def _breaks(self, error: Exception) -> None:
+        self._folder.breaks(self._slot, error)
+        self._value.settle(None, str(error))
+
+
+class Linking:
+    """A `Job`: a slot with a value that is known without reading it."""
+
+    def __init__(self, folder: StepFolder, slot: Slot, value: Value) -> None:
+        self.group = folder.group
+        self.started = False
+        self.nbytes = 0
+        self.storage: int | None = None
+        self._folder = folder
+        self._slot = slot
+        self._value = value
+
+    def run(self) -> bool:
+        """Link once the value has a file."""
+        self._value.when_settled(self._link)
+        return False
+
+    def _link(self) -> None:
+        try:
+            if self._value.content is None:
+                self._slot.is_missing(self._value.reason or "not written")
+            else:
+                self._folder.link(self._slot, self._value.content)
+        except Exception as error:
+            self._folder.breaks(self._slot, error)
+        finally:
+            pool().done(self)
