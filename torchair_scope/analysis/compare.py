@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from torchair_scope.analysis.crossing import uncrossed
 from torchair_scope.analysis.dump import Call, Dump, Rank
 from torchair_scope.analysis.executors import Progress, run_tasks
 from torchair_scope.analysis.judgement import TensorPair, TensorResult, compare_tensors
@@ -85,8 +86,10 @@ def compare(
     results = [
         CallResult(pair, tensors) for pair, tensors in zip(pairing.pairs, measured, strict=True)
     ]
+    again = partial(_measured_alone, tolerance, _coarsest(tasks))
+    results, only_golden = uncrossed(results, pairing.only_golden, again)
     verdict, results = judge(results, confirm=confirm)
-    return Comparison(verdict, results, pairing.only_golden, pairing.only_target, notes)
+    return Comparison(verdict, results, only_golden, pairing.only_target, notes)
 
 
 def _loaded(dump: Source) -> Dump:
@@ -98,7 +101,7 @@ def bytes_to_compare(
 ) -> int:
     """The bytes that a comparison reads, for those who show its progress."""
     pairing, _ = _pair(golden, target, scope, step)
-    distinct = _distinct(map(_tensor_pairs, pairing.pairs))
+    distinct = _distinct(_in_their_precision(pairing.pairs))
     return sum(pair.size for pair in distinct.values())
 
 
@@ -173,6 +176,19 @@ def _measure(
     measured = run_tasks(function, list(distinct.values()), sizes, executor, progress)
     results = dict(zip(distinct, measured, strict=True))
     return [[replace(results[pair.key], slot=pair.slot) for pair in task] for task in tasks]
+
+
+def _coarsest(tasks: Iterable[list[TensorPair]]) -> str | None:
+    """The coarsest dtype that any call was computed in."""
+    found = {pair.computed_in for task in tasks for pair in task} - {None}
+    return max(sorted(map(str, found)), key=epsilon_of, default=None)
+
+
+def _measured_alone(
+    tolerance: Tolerance | None, computed_in: str | None, pair: CallPair
+) -> list[TensorResult]:
+    tensors = (replace(each, computed_in=computed_in) for each in _tensor_pairs(pair))
+    return [compare_tensors(each, tolerance) for each in tensors]
 
 
 def _distinct(tasks: Iterable[list[TensorPair]]) -> dict[Hashable, TensorPair]:
