@@ -29,6 +29,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 DecompositionTable = Mapping[Any, Callable[..., Any]]
 
 
+@functools.cache
 def private(module: str, name: str) -> Any:
     """The attribute `name` of a private torch module, or an error that says what is missing."""
     try:
@@ -149,6 +150,20 @@ def _is_joint(graph: torch.fx.Graph) -> bool:
     """Whether forward and backward are traced to one graph: only then does AOTAutograd copy."""
     placeholders = itertools.takewhile(lambda node: node.op == "placeholder", graph.nodes)
     return any(node.name.startswith("tangents") for node in placeholders)
+
+
+def traced_graph() -> torch.fx.Graph | None:
+    """The graph that operators are traced into now."""
+    mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")()
+    return None if mode is None else mode.tracer.graph
+
+
+def node_of_traced(tensor: torch.Tensor) -> torch.fx.Node | None:
+    """The node that stands for a tensor in the graph that is traced now."""
+    module = "torch.fx.experimental.proxy_tensor"
+    tracer = private(module, "get_proxy_mode")().tracer
+    slot = private(module, "get_proxy_slot")(tensor, tracer, None)
+    return None if slot is None else slot.proxy.node
 
 
 def traces_a_body() -> bool:
@@ -687,6 +702,52 @@ def _output_strides_unreported() -> Iterator[None]:
         context.output_strides = reported
 
 
+@contextlib.contextmanager
+def output_strides_reported(outputs: int) -> Iterator[None]:
+    """Have AOTAutograd told of the strides of the first `outputs` outputs only."""
+    context = private("torch._guards", "TracingContext").try_get()
+    yield
+    if context is not None and context.output_strides is not None:
+        del context.output_strides[outputs:]
+
+
+def inductor_kernels_made() -> int:
+    """How many kernels Inductor has generated so far, those of its cache included."""
+    return private("torch._inductor", "metrics").generated_kernel_count
+
+
+class _Foreseen(BaseException):
+    """Ends a compile when its kernels are known; not to be taken for a failure by the compiler."""
+
+
+def inductor_kernels_foreseen(compile: Callable[[], Any]) -> int | None:
+    """How many kernels Inductor generates in a compile, which ends before they are compiled.
+
+    If its cache has the code, the number stands there.
+    """
+    lowering = private("torch._inductor.graph", "GraphLowering")
+    before = inductor_kernels_made()
+    own = lowering.compile_to_module
+
+    def stop(self: Any) -> Any:
+        self.codegen()
+        raise _Foreseen
+
+    lowering.compile_to_module = stop  # Dynamo compiles under a lock.
+    try:
+        with _output_strides_unreported():
+            compile()
+    except _Foreseen:
+        pass
+    except Exception:
+        return None
+    finally:
+        lowering.compile_to_module = own
+        made = inductor_kernels_made() - before
+        private("torch._inductor", "metrics").generated_kernel_count = before
+    return made
+
+
 def boxed(function: Callable[[list[Any]], Any]) -> Compiled:
     """Mark a callable as one that takes a list of arguments and may empty it."""
 
@@ -725,6 +786,29 @@ def is_capturing() -> bool:
 def storage_address(tensor: torch.Tensor) -> int:
     """What a storage is known by while it, or a `weak_storage` of it, lives."""
     return tensor.untyped_storage()._cdata
+
+
+def bytes_of_storage(tensor: torch.Tensor) -> Any:
+    """The memory that a tensor on the host lies in, as an array of bytes."""
+    storage = tensor.untyped_storage()
+    with torch.no_grad():
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
+
+
+def is_plain_on_cpu(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory is on the host, and is its value, element by element.
+
+    It is no conj or neg view, not sparse, quantised, nested, functional, batched or fake. The
+    single questions (`is_neg`) let another thread take the interpreter's lock; this does not.
+    """
+    keys: int = private("torch._C", "_dispatch_keys")(tensor).raw_repr()
+    return not keys & ~_plain_keys()
+
+
+@functools.cache
+def _plain_keys() -> int:
+    plain = torch.empty(0, device="cpu")
+    return private("torch._C", "_dispatch_keys")(plain).raw_repr()
 
 
 def weak_storage(tensor: torch.Tensor) -> Any:

@@ -61,8 +61,10 @@ def _manifest(folder: Folder) -> tuple[dict[str, list[Record]], list[str]]:
     unreadable: list[str] = []
     try:
         lines = folder.file(layout.MANIFEST).read().split(b"\n")
-    except OSError:
-        return found, [f"there is no {layout.MANIFEST}: what the file names tell is all there is"]
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError)
+        what = f"there is no {layout.MANIFEST}" if gone else f"{layout.MANIFEST}: {error.strerror}"
+        return found, [f"{what}: what the file names tell is all there is"]
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -152,8 +154,8 @@ def _tensors_of(step: Step, record: Record, files: dict[str, Entry]) -> dict[str
         file = step.folder.file(entry.name) if entry else None
         gone = f"the file {named[slot]} is gone" if slot in named else "it was not saved"
         reason = None if entry else reasons.get(slot, gone)
-        size = entry.size if entry else 0
-        tensors.append(Tensor(slot, file, size, described.get(slot, {}), reason))
+        size, identity = (entry.size, entry.identity) if entry else (0, None)
+        tensors.append(Tensor(slot, file, size, described.get(slot, {}), reason, identity))
     return in_slot_order(tensors)
 
 
@@ -163,7 +165,8 @@ def _calls_of_files(step: Step, files: dict[str, Entry], first: int) -> list[Cal
     for name, entry in files.items():
         parsed = parse_file_name(name)
         if parsed is not None:
-            tensor = Tensor(parsed.slot, step.folder.file(name), entry.size)
+            file = step.folder.file(name)
+            tensor = Tensor(parsed.slot, file, entry.size, identity=entry.identity)
             found[parsed.time, parsed.node, parsed.target].append(tensor)
     return [
         Call(step, first + position, node, target, time, in_slot_order(tensors))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from torchair_scope.analysis.extras import need
 
 Array = npt.NDArray[Any]
+Identity = tuple[int, int]
 
 
 def is_remote(url: str) -> bool:
@@ -26,11 +28,19 @@ def is_remote(url: str) -> bool:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a folder."""
+    """One entry of a folder.
+
+    Args:
+        name: without the folder.
+        is_folder: whether it has entries itself.
+        size: bytes; 0 of a folder.
+        identity: what names of one file have in common; None if that is not known.
+    """
 
     name: str
     is_folder: bool
     size: int
+    identity: Identity | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,11 @@ class Folder:
         path = self.url if is_remote(self.url) else os.path.abspath(self.url)
         return path.rstrip("/").rpartition("/")[2]
 
+    @property
+    def short(self) -> str:
+        """Its path as people write it."""
+        return self.url if is_remote(self.url) else os.path.normpath(self.url)
+
     def file(self, name: str) -> File:
         """A file in it, `graph_1/0/add.npy` for instance; it need not exist."""
         return File(f"{self.url.rstrip('/')}/{name}")
@@ -92,6 +107,18 @@ class Folder:
     def folder(self, name: str) -> Folder:
         """A folder in it; it need not exist."""
         return Folder(f"{self.url.rstrip('/')}/{name}")
+
+    def parent(self) -> Folder:
+        """The local folder that it is in."""
+        return Folder(os.path.normpath(os.path.join(self.url, os.pardir)))
+
+    def exists(self) -> bool:
+        """Whether something is at its path; not known of URLs, which have no empty folders."""
+        return not is_remote(self.url) and os.path.exists(self.url)
+
+    def is_file(self) -> bool:
+        """Whether it is a local file."""
+        return not is_remote(self.url) and os.path.isfile(self.url)
 
     def entries(self) -> list[Entry]:
         """What is in it, by name; nothing if it does not exist or is a file."""
@@ -101,25 +128,32 @@ class Folder:
     def _local_entries(self) -> list[Entry]:
         try:
             with os.scandir(self.url) as listed:
-                return [
-                    Entry(entry.name, entry.is_dir(), 0 if entry.is_dir() else entry.stat().st_size)
-                    for entry in listed
-                ]
+                return [_local_entry(entry) for entry in listed]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def _remote_entries(self) -> list[Entry]:
-        filesystem, path = need("fsspec.core").url_to_fs(self.url)
-        if not filesystem.isdir(path):
-            return []
+        url_to_fs = need("fsspec.core").url_to_fs
+        try:
+            filesystem, path = url_to_fs(self.url)
+            found = filesystem.ls(path, detail=True) if filesystem.isdir(path) else []
+        except Exception as error:  # each protocol has its own
+            raise OSError(f"cannot read {self.url}: {type(error).__name__}: {error}") from error
         return [
             Entry(
                 str(facts["name"]).rstrip("/").rpartition("/")[2],
                 facts["type"] == "directory",
                 int(facts.get("size") or 0),
             )
-            for facts in filesystem.ls(path, detail=True)
+            for facts in found
         ]
+
+
+def _local_entry(entry: os.DirEntry[str]) -> Entry:
+    if entry.is_dir():
+        return Entry(entry.name, True, 0)
+    facts = entry.stat()
+    return Entry(entry.name, False, facts.st_size, (facts.st_dev, facts.st_ino))
 
 
 class _Header(NamedTuple):
@@ -175,6 +209,8 @@ def _mapped(path: str) -> Array:
     header = _header(path)
     if header.elements == 0:
         return np.zeros(header.shape, header.dtype)
-    mapped = np.memmap(path, header.dtype, "r", header.offset, (header.elements,))
+    with open(path, "rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     order: Any = "F" if header.fortran else "C"
-    return np.asarray(mapped).reshape(header.shape, order=order)
+    array: Array = np.ndarray(header.shape, header.dtype, mapped, header.offset, order=order)
+    return array

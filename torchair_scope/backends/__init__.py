@@ -16,14 +16,14 @@ from torchair_scope.capture.compiler import Scoper
 from torchair_scope.capture.settings import SETTINGS, DumpSettings
 from torchair_scope.capture.twin import Twin
 from torchair_scope.config import CompilerConfig
-from torchair_scope.options import ON_ERROR, OnError
+from torchair_scope.options import NONE, EngineName, OnError, Options, Taps, options_of
 
 __all__ = ["get_compiler", "get_npu_backend", "torchair_scope_backend"]
 
 InnerCompiler = str | Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Backend = Callable[..., Any]
 
-_OPTIONS = ("path", "backend", "type", "filter", "on_error", "graph_dump")
+_OPTIONS = ("path", "backend", "type", "filter", "on_error", "engine", "tap", "graph_dump")
 _INNER = ("inductor", "aot_eager")
 
 
@@ -33,6 +33,8 @@ def get_npu_backend(
     custom_decompositions: Mapping[Any, Callable[..., Any]] = {},
     inner: InnerCompiler = "inductor",
     on_error: OnError | None = None,
+    engine: EngineName | None = None,
+    tap: Taps | None = None,
 ) -> Backend:
     """A backend for `torch.compile` that dumps scopes and compiles everything else.
 
@@ -52,12 +54,16 @@ def get_npu_backend(
         on_error: what happens when a dump cannot be written, on a full disk for instance:
             "warn" once and go on, or "raise"; None is what `torchair.scope.configure` says, and
             else "warn".
+        engine: how values are obtained: "interpret" or "tap", see `data_dump`.
+        tap: which values engine "tap" takes: "all" or "boundary", see `data_dump`.
 
     Raises:
         TypeError: `compiler_config` is no CompilerConfig.
-        ValueError: `inner` or `on_error` is none of the above.
+        ValueError: `inner`, `on_error`, `engine` or `tap` is none of the above.
     """
-    scoper, compiler = _assemble(compiler_config, custom_decompositions, inner, on_error)
+    given = {"on_error": on_error, "engine": engine, "tap": tap}
+    options = options_of(given, "get_npu_backend")
+    scoper, compiler = _assemble(compiler_config, custom_decompositions, inner, options)
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         _refuse_options(options)
@@ -70,7 +76,7 @@ def get_npu_backend(
         if not asked.wants(gm):
             return compiler.untouched(gm, example_inputs)
         entered = asked.entered_with(gm)
-        if entered.dumps_whole(gm):
+        if entered.interprets_whole(gm):
             return interpret_whole(gm, example_inputs, entered, custom_decompositions)
         return compiler.scoped(gm, example_inputs, entered)
 
@@ -96,7 +102,7 @@ def torchair_scope_backend(
         example_inputs: the graph's inputs, as fake tensors.
         options: "path", "type" and "filter" as in `config.debug.data_dump`; "graph_dump" for
             the folder of `config.debug.graph_dump` with type "py"; "backend" for the inner
-            compiler and "on_error" as in `get_npu_backend`.
+            compiler, "on_error", "engine" and "tap" as in `get_npu_backend`.
         mode: not for this backend; it must be None or "default".
 
     Raises:
@@ -137,7 +143,7 @@ def get_compiler(
     """
     from torchair_scope.backends.aten import aten_compiler
 
-    scoper, _ = _assemble(compiler_config, {}, "inductor", None)
+    scoper, _ = _assemble(compiler_config, {}, "inductor", NONE)
     return aten_compiler(scoper)
 
 
@@ -145,15 +151,13 @@ def _assemble(
     config: CompilerConfig | None,
     decompositions: Mapping[Any, Callable[..., Any]],
     inner: InnerCompiler,
-    on_error: OnError | None,
+    options: Options,
 ) -> tuple[Scoper, Inductor | AtenCompiler]:
     config = CompilerConfig() if config is None else config
     if not isinstance(config, CompilerConfig):
         raise TypeError(f"compiler_config takes a CompilerConfig, got {config!r}")
-    if on_error not in (None, *ON_ERROR):
-        raise ValueError(f"on_error is {on_error!r}; it can be one of {', '.join(ON_ERROR)}")
     compiler = _inner_compiler(inner, decompositions)
-    return Scoper(DumpSettings.of(config, on_error), compiler.name), compiler
+    return Scoper(DumpSettings.of(config, options), compiler.name), compiler
 
 
 def _inner_compiler(
@@ -191,6 +195,8 @@ def _backend_of(options: dict[str, Any]) -> Backend:
         compiler_config=config,
         inner=options.get("backend", "inductor"),
         on_error=options.get("on_error"),
+        engine=options.get("engine"),
+        tap=options.get("tap"),
     )
 
 

@@ -77,6 +77,20 @@ class AtenPieces:
         """Compile a graph that is not cut."""
         return self.compile_graph(gm, example_inputs)
 
+    def whole_with_taps(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], outputs: int
+    ) -> Boxed:
+        """Compile a graph that is not cut, with taps."""
+        return self.part(gm, example_inputs)
+
+    def kernels_made(self) -> int | None:
+        """A callable is not known to count kernels."""
+        return None
+
+    def kernels_foreseen(self, compile: Callable[[], Any]) -> int | None:
+        """A callable is not known to count kernels."""
+        return None
+
     def part(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a part of a graph."""
         return _torch_private.boxed_call(self.compile_graph(gm, example_inputs))

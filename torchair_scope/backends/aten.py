@@ -26,7 +26,7 @@ def aten_compiler(
         direction = direction_of(gm)
         twin = Twin(gm, scoper.settings, below_autograd=True)
         asked = prober(scoper) or scoper
-        if asked.dumps_whole(gm):
+        if asked.interprets_whole(gm):
             run = asked.interpret(gm, direction)
         else:
             run = asked.compile(gm, example_inputs, direction, pieces)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torchair_scope.backends.whole_operators import (
 from torchair_scope.capture.compiler import Direction, Scoper
 from torchair_scope.capture.cut import Boxed
 from torchair_scope.capture.partition import Region
+from torchair_scope.capture.tags import Tag
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,16 @@ class Inductor:
             pieces = InductorPieces(joint_passes, options)
             return scoper.compile(gm, example_inputs, _direction(options), pieces)
 
+        def is_kept(tag: Tag) -> bool:
+            return scoper.engine_of(tag) == "interpret"
+
         with _torch_private.compiling_for_scopes(keeping_meta):
             return _torch_private.compile_with_inductor(
                 gm,
                 example_inputs,
                 inner_compile=inner_compile,
-                decompositions=keep_whole(self._table()),
-                before_joint_passes=hide_operators,
+                decompositions=keep_whole(self._table(), is_kept, scoper.decomposed),
+                before_joint_passes=lambda graph: hide_operators(graph, is_kept),
                 after_joint_passes=show_operators,
             )
 
@@ -81,6 +85,21 @@ class InductorPieces:
         return _torch_private.compile_whole_with_inductor(
             gm, example_inputs, joint_passes=self.joint_passes, **self.options
         )
+
+    def whole_with_taps(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], outputs: int
+    ) -> Boxed:
+        """Compile a graph that is not cut, with taps."""
+        with _torch_private.output_strides_reported(outputs):
+            return _torch_private.boxed_call(self.whole(gm, example_inputs))
+
+    def kernels_made(self) -> int | None:
+        """How many kernels Inductor has made so far."""
+        return _torch_private.inductor_kernels_made()
+
+    def kernels_foreseen(self, compile: Callable[[], Any]) -> int | None:
+        """How many kernels Inductor would make."""
+        return _torch_private.inductor_kernels_foreseen(compile)
 
     def part(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a part of a graph."""

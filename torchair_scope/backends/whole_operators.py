@@ -17,30 +17,53 @@ from typing import Any
 import torch
 
 from torchair_scope import _torch_private
-from torchair_scope.capture.tags import KEY_OF_BODIES, tag_in, tag_of
+from torchair_scope.capture.tags import KEY_OF_BODIES, Tag, tag_in, tag_of
 from torchair_scope.capture.targets import name_of
+from torchair_scope.capture.written import DecomposedOperators
 
 
-def keep_whole(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """The same decompositions, for all operators but those that are traced in a scope."""
-    return {target: _outside_scopes(decomposition) for target, decomposition in table.items()}
+def keep_whole(
+    table: Mapping[Any, Callable[..., Any]],
+    is_kept: Callable[[Tag], bool],
+    decomposed: DecomposedOperators,
+) -> dict[Any, Callable[..., Any]]:
+    """The same decompositions, for all operators but those that are traced in some scopes.
+
+    Args:
+        table: decompositions by operator overload.
+        is_kept: whether the operators of a scope are kept whole.
+        decomposed: is told of those in scopes that are not.
+    """
+    return {
+        target: _outside_scopes(target, decomposition, is_kept, decomposed)
+        for target, decomposition in table.items()
+    }
 
 
-def _outside_scopes(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+def _outside_scopes(
+    target: Any,
+    decomposition: Callable[..., Any],
+    is_kept: Callable[[Tag], bool],
+    decomposed: DecomposedOperators,
+) -> Callable[..., Any]:
     @functools.wraps(decomposition)
     def decompose(*args: Any, **kwargs: Any) -> Any:
-        if stays_whole(_torch_private.annotations_of_traced_operator()):
+        tag = tag_of_traced(_torch_private.annotations_of_traced_operator())
+        if tag is None:
+            return decomposition(*args, **kwargs)
+        if is_kept(tag):
             return NotImplemented
-        return decomposition(*args, **kwargs)
+        return decomposed.trace(target, decomposition, args, kwargs)
 
     return decompose
 
 
-def stays_whole(annotations: Mapping[str, Any]) -> bool:
-    """Whether an operator with these annotations lies in a scope, or in a body with a scope."""
-    if tag_in(annotations) is not None:
-        return True
-    return KEY_OF_BODIES in annotations and _torch_private.traces_a_body()
+def tag_of_traced(annotations: Mapping[str, Any]) -> Tag | None:
+    """The scope that an operator with these annotations lies in, or that its body has."""
+    tag = tag_in(annotations)
+    if tag is None and KEY_OF_BODIES in annotations and _torch_private.traces_a_body():
+        return Tag(*annotations[KEY_OF_BODIES])
+    return tag
 
 
 class HiddenOperator:
@@ -64,10 +87,11 @@ def _hidden(operator: torch._ops.OpOverload) -> HiddenOperator:
     return HiddenOperator(operator)
 
 
-def hide_operators(graph: torch.fx.Graph) -> None:
-    """Hide the operators of scopes; one that has side effects is left to be known by them."""
+def hide_operators(graph: torch.fx.Graph, is_kept: Callable[[Tag], bool]) -> None:
+    """Hide the operators of some scopes; those that have side effects are to be known by them."""
     for node in graph.nodes:
-        if tag_of(node) is None or not isinstance(node.target, torch._ops.OpOverload):
+        tag = tag_of(node)
+        if tag is None or not is_kept(tag) or not isinstance(node.target, torch._ops.OpOverload):
             continue
         if not node.target._schema.is_mutable and not node.is_impure():
             node.target = _hidden(node.target)

@@ -10,7 +10,7 @@ import functools
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -18,8 +18,9 @@ import torch
 
 from torchair_scope.capture.account import Outcome, account, number_of
 from torchair_scope.capture.backward_tags import keep_tags_in_backward, keep_tags_in_gradients
-from torchair_scope.capture.cut import CutGraph, Part
+from torchair_scope.capture.cut import CutGraph, Part, TapFacts
 from torchair_scope.capture.dynamo_graph import facts_of, warn_of_dead_code
+from torchair_scope.capture.engines import engines_of, part_of
 from torchair_scope.capture.graph_dump import write_graph
 from torchair_scope.capture.partition import Region, partition
 from torchair_scope.capture.parts import PieceCompiler, RegionCompiler, dumped
@@ -27,7 +28,6 @@ from torchair_scope.capture.saved import (
     Saved,
     Selection,
     describe_nodes,
-    is_for_the_interpreter,
     warn_of_unknown_bodies,
 )
 from torchair_scope.capture.settings import DumpSettings, Filter
@@ -41,7 +41,8 @@ from torchair_scope.capture.tags import (
     has_tags,
     tag_what_stands_between,
 )
-from torchair_scope.options import Options
+from torchair_scope.capture.written import DecomposedOperators, as_written
+from torchair_scope.options import NONE, EngineName, Options
 
 Direction = Literal["forward", "backward", "inference"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "inference")
@@ -102,6 +103,7 @@ class Scoper:
         is_traced: whether the account knows that Dynamo graph.
         next_number: gives the number of a graph that is dumped.
         random_operators: what their forward graph tells their backward graph.
+        decomposed: operators in scopes that the compiler has taken apart.
     """
 
     settings: DumpSettings
@@ -110,6 +112,7 @@ class Scoper:
     is_traced: bool = False
     next_number: Callable[[], int] = _count
     random_operators: TagsOfRandomOperators = field(default_factory=TagsOfRandomOperators)
+    decomposed: DecomposedOperators = field(default_factory=DecomposedOperators)
 
     def wants(self, gm: torch.fx.GraphModule) -> bool:
         """Whether a Dynamo graph is to pass through `compile`; else it goes on as it is."""
@@ -121,6 +124,14 @@ class Scoper:
         """Whether the whole graph is dumped: the option is set, and no scope narrows it."""
         return self.settings.whole_graph and not has_tags(gm)
 
+    def interprets_whole(self, gm: torch.fx.GraphModule) -> bool:
+        """Whether the whole graph is dumped, and runs uncompiled for it."""
+        return self.dumps_whole(gm) and self.engine_of(None) == "interpret"
+
+    def engine_of(self, tag: Tag | None) -> EngineName:
+        """The engine of a scope; without a tag, for what is dumped outside of any."""
+        return self.settings.options_of(tag).engine or "interpret"
+
     def entered_with(self, gm: torch.fx.GraphModule) -> Scoper:
         """The scoper for the ATen graphs that this Dynamo graph gives rise to."""
         separate_shared_bodies(gm)
@@ -128,8 +139,13 @@ class Scoper:
         keep_tags_in_backward(gm)
         keep_tags_in_gradients(gm)
         warn_of_dead_code(gm)
-        random_operators = TagsOfRandomOperators()
-        return replace(self, facts=facts_of(gm), is_traced=True, random_operators=random_operators)
+        return replace(
+            self,
+            facts=facts_of(gm),
+            is_traced=True,
+            random_operators=TagsOfRandomOperators(),
+            decomposed=DecomposedOperators(),
+        )
 
     def compile(
         self,
@@ -138,7 +154,7 @@ class Scoper:
         direction: Direction,
         pieces: PieceCompiler,
     ) -> Any:
-        """Compile one ATen graph: its tagged nodes are dumped, all others are compiled."""
+        """Compile one ATen graph: what is tagged is dumped, by the engine of its scope."""
         self.random_operators.restore(gm.graph)
         for graph in graphs_in(gm):
             tag_what_stands_between(graph)
@@ -146,33 +162,36 @@ class Scoper:
         if self.settings.layers:
             account.named(gm, self.settings.layers)
         warn_of_unknown_bodies(gm.graph)
-        saved = Selection(self._wants_tagged, direction).of(gm.graph)
-        is_cut = any(map(saved.holds, gm.graph.nodes))
-        if is_cut or self.settings.graph_file is not None:
+        wants = self._wants_any if self.dumps_whole(gm) else self._wants_tagged
+        written = as_written(gm, self.decomposed)
+        saved = Selection(wants, self.settings.options_of, direction).of(written.graph)
+        is_dumped = any(map(saved.holds, written.graph.nodes))
+        if is_dumped or self.settings.graph_file is not None:
             number = self._number(gm)
-        if not is_cut:
+        if not is_dumped:
             return pieces.whole(gm, example_inputs)
+        nodes = describe_nodes(written.graph)
         bind_symbols(gm.graph)
-        regions = partition(
-            gm.graph, lambda node: saved.holds(node) or is_for_the_interpreter(node)
-        )
+        engines = engines_of(gm, written, saved)
+        cutting = [engine for engine in engines if engine.cuts]
+        regions = partition(gm.graph, lambda node: any(each.holds(node) for each in cutting))
         pieces.check(regions)
-        compiled = RegionCompiler(gm, example_inputs, pieces)
-        parts = [
-            dumped(gm, region, saved) if region.kind == "dumped" else compiled.part(region)
-            for region in regions
-        ]
-        return self._cut(gm, number, direction, regions, parts, saved)
+        for engine in engines:
+            regions = engine.connected(regions)
+        compiler = RegionCompiler(gm, example_inputs, pieces)
+        parts = [part_of(region, engines, compiler) for region in regions]
+        return self._cut(gm, number, direction, regions, parts, saved, nodes)
 
     def interpret(self, gm: torch.fx.GraphModule, direction: Direction) -> Any:
         """Dump a whole ATen graph, which then runs uncompiled."""
         warnings.warn(_FALLS_BACK, stacklevel=2)
         account.untagged(gm)
-        saved = Selection(self._wants_any, direction).of(gm.graph)
+        saved = Selection(self._wants_any, lambda tag: NONE, direction).of(gm.graph)
         number = self._number(gm)
         regions = partition(gm.graph, lambda node: True)
         parts = [dumped(gm, region, saved) for region in regions]
-        return self._cut(gm, number, direction, regions, parts, saved)
+        nodes = describe_nodes(gm.graph)
+        return self._cut(gm, number, direction, regions, parts, saved, nodes)
 
     def _number(self, gm: torch.fx.GraphModule) -> int:
         number = claim_number(self.next_number)
@@ -199,12 +218,32 @@ class Scoper:
         regions: Sequence[Region],
         parts: Sequence[Part],
         saved: Saved,
+        nodes: list[dict[str, Any]],
     ) -> CutGraph:
         description = {
             "direction": direction,
             "inner": self.inner_name,
             **self.facts,
             "regions": [region.kind for region in regions],
-            "nodes": describe_nodes(gm.graph),
+            **_costs([part.taps for part in parts if part.taps is not None]),
+            "nodes": nodes,
         }
         return CutGraph(gm, parts, DumpedGraph(self.settings, number, description, saved))
+
+
+def _costs(taps: Sequence[TapFacts]) -> dict[str, Any]:
+    """What the graph record says of taps: what their graph would be without them."""
+    if not taps:
+        return {}
+    return {
+        "taps": {
+            "values": sum(each.values for each in taps),
+            "kernels": _sum(each.kernels for each in taps),
+            "kernels_without_taps": _sum(each.kernels_without_taps for each in taps),
+        }
+    }
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    known = list(numbers)
+    return None if None in known else sum(filter(None, known))

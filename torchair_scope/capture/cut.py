@@ -20,12 +20,35 @@ Boxed = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True)
+class TapFacts:
+    """What a region of compiled code pays for its taps.
+
+    Attributes:
+        values: how many values it returns beyond its outputs.
+        kernels: how many kernels it has; None if its compiler does not count them.
+        kernels_without_taps: how many it would have.
+    """
+
+    values: int
+    kernels: int | None
+    kernels_without_taps: int | None
+
+
+@dataclass(frozen=True)
 class Part:
-    """A region ready to run: from the values of its `inputs` to those of its `outputs`."""
+    """A region ready to run: from the values of its `inputs` to those of its `outputs`.
+
+    Attributes:
+        run: gets the values of the inputs in a list, and empties it.
+        inputs: nodes of the whole graph.
+        outputs: likewise.
+        taps: what taps have made of the region, if it has any.
+    """
 
     run: Callable[[list[Any], StepSink], Sequence[Any]]
     inputs: tuple[torch.fx.Node, ...]
     outputs: tuple[torch.fx.Node, ...]
+    taps: TapFacts | None = None
 
 
 def compiled_part(
@@ -36,13 +59,18 @@ def compiled_part(
     writes: bool,
 ) -> Part:
     """A part that the inner compiler has compiled; `writes` says if it writes to any input."""
+    announced = announcing(run) if writes else run
+    return Part(lambda args, step: announced(args), inputs, outputs)
 
-    def run_and_announce(args: list[Any], step: StepSink) -> Sequence[Any]:
+
+def announcing(run: Boxed) -> Boxed:
+    """Compiled code that writes to its inputs, and says so to the store."""
+
+    def run_and_announce(args: list[Any]) -> Any:
         with writing(tuple(args)):
-            results: Sequence[Any] = run(args)
-        return results
+            return run(args)
 
-    return Part(run_and_announce if writes else lambda args, step: run(args), inputs, outputs)
+    return run_and_announce
 
 
 def dumped_part(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,12 +36,28 @@ class PieceCompiler(Protocol):
     def part(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a part; it may change `gm`."""
 
+    def whole_with_taps(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], outputs: int
+    ) -> Boxed:
+        """Compile a graph that is not cut, and that returns taps after `outputs` of its own."""
+
+    def kernels_made(self) -> int | None:
+        """How many kernels the compiler has made so far; None if it does not count them."""
+
+    def kernels_foreseen(self, compile: Callable[[], Any]) -> int | None:
+        """How many kernels a compile would make, which is not done to the end for it."""
+
 
 def dumped(gm: torch.fx.GraphModule, region: Region, saved: Saved) -> Part:
     """The part for a dumped region: it is interpreted, and its calls in `saved` are saved."""
     piece = extract(gm, region)
     restore = layout_restorer([node.meta.get("val") for node in piece.outputs])
     return dumped_part(piece.module, saved, restore, piece.inputs, piece.outputs)
+
+
+def writes(region: Region) -> bool:
+    """Whether a region writes to memory that it may have been given."""
+    return any(map(written_by, region.nodes))
 
 
 @dataclass(frozen=True)
@@ -59,18 +75,17 @@ class RegionCompiler:
     def part(self, region: Region) -> Part:
         """Compile one region."""
         piece = extract(self.gm, region)
-        writes = any(map(written_by, region.nodes))
         runner = self._runner(region, piece)
-        return compiled_part(runner, piece.inputs, piece.outputs, writes=writes)
+        return compiled_part(runner, piece.inputs, piece.outputs, writes=writes(region))
 
     def _runner(self, region: Region, piece: Piece) -> Boxed:
         if not any(map(nodes.computes, region.nodes)):
             return _torch_private.run_uncompiled(piece.module)
-        if aliased_write(region.nodes, region.inputs, self._storages):
-            return self._uncompiled(region, "it writes to memory that two of its inputs share")
-        values = [self._inputs.get(node, node.meta.get("val")) for node in piece.inputs]
+        reason = self.runs_uncompiled(region)
+        if reason is not None:
+            return self._uncompiled(region, reason)
         try:
-            return self.compiler.part(piece.module, values)
+            return self.compiler.part(piece.module, self.values_of(piece.inputs))
         except _torch_private.compiler_control_flow():
             raise
         except Exception as error:
@@ -78,6 +93,16 @@ class RegionCompiler:
             return self._uncompiled(
                 region, f"{self.compiler.name} does not compile it, saying {said}"
             )
+
+    def values_of(self, inputs: Sequence[torch.fx.Node]) -> list[Any]:
+        """Example values for the inputs of a region."""
+        return [self._inputs.get(node, node.meta.get("val")) for node in inputs]
+
+    def runs_uncompiled(self, region: Region) -> str | None:
+        """Why a region cannot be given to the compiler by itself; None if it can."""
+        if aliased_write(region.nodes, region.inputs, self._storages):
+            return "it writes to memory that two of its inputs share"
+        return None
 
     def _uncompiled(self, region: Region, reason: str) -> Boxed:
         first, last = region.nodes[0].name, region.nodes[-1].name

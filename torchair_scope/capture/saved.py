@@ -24,7 +24,7 @@ from torchair_scope.capture.effects import is_irreproducible
 from torchair_scope.capture.markers import markers_of
 from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.tags import Tag, tag_of
-from torchair_scope.capture.targets import handles_tokens
+from torchair_scope.options import EngineName, Options
 
 Facts = Mapping[str, Any]
 Wanted = Callable[[torch.fx.Node, Tag | None], bool]
@@ -38,11 +38,15 @@ class SavedCall:
         facts: entries of its record.
         tag: of the scope that it is saved for.
         number: of the tagged node that it counts for in the account.
+        engine: the engine that obtains its values.
+        only_border: whether these are only the values at the border of the scope, if it can.
     """
 
     facts: Facts
     tag: Tag | None = None
     number: str | None = None
+    engine: EngineName = "interpret"
+    only_border: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,12 @@ class Saved:
     def holds(self, node: torch.fx.Node) -> bool:
         """Whether anything of a node is saved: its own calls, or some in its bodies."""
         return node.name in self.calls or node.name in self.bodies
+
+    def by(self, engine: EngineName) -> Saved:
+        """What one engine obtains the values of."""
+        calls = {name: call for name, call in self.calls.items() if call.engine == engine}
+        of_engine = self if engine == "interpret" else Saved()  # the only one that enters bodies
+        return Saved(calls, of_engine.bodies, of_engine.given)
 
     def all_calls(self) -> Iterator[SavedCall]:
         """What is saved of the graph and of all bodies in it."""
@@ -95,10 +105,12 @@ class Selection:
 
     Args:
         wanted: whether an operator is saved, given the scope that it belongs to.
+        options_of: the options of a scope; of None for what is dumped outside of any.
         direction: of the graph that is compiled: "forward", "backward" or "inference".
     """
 
     wanted: Wanted
+    options_of: Callable[[Tag | None], Options]
     direction: str
 
     def of(self, graph: torch.fx.Graph) -> Saved:
@@ -111,18 +123,30 @@ class Selection:
         given: dict[str, SavedOperator] = {}
         for node in filter(has_own_kind, graph.nodes):
             tag = tag_of(node) or outer
-            saved_bodies = self._bodies(node, tag, pattern)
+            engine = self._engine(node, tag)
+            saved_bodies = self._bodies(node, tag, pattern) if engine == "interpret" else {}
             if saved_bodies:
                 inside[node.name] = saved_bodies
-            tag = tag or _tag_of_unknown_body(node)
+            if engine != "interpret" or not called_bodies(node):
+                tag = tag or _tag_of_bodies(node)
             if self.wanted(node, tag):
                 listed = {**of_body, "listed_as": pattern + node.name} if of_body else {}
                 facts = {**self._facts(node, tag), **listed}
-                calls[node.name] = SavedCall(facts, tag, number_of(node))
+                only_border = self.options_of(tag).tap == "boundary"
+                calls[node.name] = SavedCall(facts, tag, number_of(node), engine, only_border)
                 operator = self._given(node, calls[node.name], pattern)
                 if operator is not None:
                     given[node.name] = operator
         return Saved(calls, inside, given)
+
+    def _engine(self, node: torch.fx.Node, tag: Tag | None) -> EngineName:
+        """The engine for a node: what runs in its bodies can only be interpreted with it."""
+        inner: list[Tag | None] = [*tags_in_bodies(node), tag_of_lost_bodies(node)]
+        scopes: list[Tag | None] = [each for each in inner if each is not None]
+        if tag is not None or not scopes:
+            scopes.append(tag)
+        engines = {self.options_of(each).engine for each in scopes}
+        return "tap" if engines == {"tap"} else "interpret"
 
     def _bodies(self, node: torch.fx.Node, tag: Tag | None, pattern: str) -> dict[int, SavedBody]:
         found: dict[int, SavedBody] = {}
@@ -176,10 +200,8 @@ def inherited_tag(node: torch.fx.Node, tag: Tag | None) -> Tag | None:
     return tag_of_lost_bodies(node)
 
 
-def _tag_of_unknown_body(node: torch.fx.Node) -> Tag | None:
-    """The first tag in bodies that only the operator itself can run: it is saved for them."""
-    if called_bodies(node):
-        return None
+def _tag_of_bodies(node: torch.fx.Node) -> Tag | None:
+    """The first tag in bodies of which no operator can be saved: the node is saved for them."""
     return next(tags_in_bodies(node), None) or tag_of_lost_bodies(node)
 
 
@@ -225,13 +247,3 @@ def _described(
             inner = f"{pattern}{place_of(node)}{label.pattern}"
             listed.extend(_described(module.graph, inherited, {"body": name}, inner))
     return listed
-
-
-def is_for_the_interpreter(node: torch.fx.Node) -> bool:
-    """Whether a node of a cut graph may not be compiled, saved or not.
-
-    Operators in a scope are kept whole, for no compiler to see, and effect tokens are no values
-    that a compiled part of a graph could return.
-    """
-    has_tags = tag_of_lost_bodies(node) or next(tags_in_bodies(node), None)
-    return has_tags is not None or handles_tokens(node)

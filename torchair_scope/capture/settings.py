@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchair_scope.capture.tags import Tag
-from torchair_scope.options import NONE, OnError, Options, in_force, options_with_key
+from torchair_scope.options import NONE, Options, in_force, options_with_key
 
 SETTINGS = "torchair_scope_settings"  # the attribute of a backend that tells its settings
 
@@ -35,11 +35,11 @@ class DumpSettings:
     graph_file: Callable[[str], str] | None = None
 
     @classmethod
-    def of(cls, config: Any, on_error: OnError | None = None) -> DumpSettings:
-        """The settings that stand in a compiler config, ours or TorchAir's."""
+    def of(cls, config: Any, options: Options = NONE) -> DumpSettings:
+        """The settings that stand in a compiler config, ours or TorchAir's, over `options`."""
         data_dump, graph_dump = config.debug.data_dump, config.debug.graph_dump
         settings = cls(
-            options=Options(path=data_dump.path, on_error=on_error),
+            options=Options(path=data_dump.path).over(options),
             filter=data_dump.filter,
             whole_graph=data_dump.enabled,
             graph_file=graph_dump.full_path if graph_dump.enabled else None,
