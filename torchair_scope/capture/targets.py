@@ -100,6 +100,16 @@ def handles_tokens(node: fx.Node) -> bool:
     return node.op == "call_function" and name_of(node) in _HANDLES_TOKENS
 
 
+def is_token(node: fx.Node) -> bool:
+    """Whether the value of a call is an effect token."""
+    if name_of(node) == "_make_token":
+        return True
+    producer = node.args[0] if node.target is operator.getitem else None
+    return (
+        isinstance(producer, fx.Node) and name_of(producer) == "with_effects" and node.args[1] == 0
+    )
+
+
 def is_opaque(node: fx.Node) -> bool:
     """Whether nothing is known about what the node does."""
     target = node.target
