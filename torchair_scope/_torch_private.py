@@ -108,6 +108,32 @@ def annotations_of_traced_operator() -> Mapping[str, Any]:
     return known.get(autograd_node._sequence_nr() if number is None else number, {})
 
 
+def annotations_by_sequence_number() -> Mapping[int, Mapping[str, Any]]:
+    """The annotations of the operators that AOTAutograd has traced so far.
+
+    The number is that of the last autograd node that an operator made; it may make several.
+    """
+    known: dict[int, Mapping[str, Any]] | None = getattr(_traced, "annotations", None)
+    mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")()
+    if known is None or mode is None:
+        return {}
+    for graph in (mode.tracer.graph, *_graphs_around_the_traced_body()):
+        _remember_annotations(graph, known)
+    return known
+
+
+def gradients_of_transforms() -> Callable[..., Any]:
+    """What `torch.func.grad` and its like call for gradients; it is a node of a Dynamo graph."""
+    return private("torch._functorch.eager_transforms", "_autograd_grad")
+
+
+def is_in_gradient_transform() -> bool:
+    """Whether `torch.func.grad`, `vjp` or their like run the function that runs here."""
+    kinds = private("torch._C._functorch", "TransformType")
+    stack = private("torch._C._functorch", "get_interpreter_stack")() or ()
+    return any(level.key() == kinds.Grad for level in stack)
+
+
 def _is_joint(graph: torch.fx.Graph) -> bool:
     """Whether forward and backward are traced to one graph: only then does AOTAutograd copy."""
     placeholders = itertools.takewhile(lambda node: node.op == "placeholder", graph.nodes)

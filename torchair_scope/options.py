@@ -43,10 +43,10 @@ class GivenOptions(TypedDict, total=False):
     ops: Ops | None
     path: str | os.PathLike[str] | None
     on_error: OnError | None
-    engine: EngineName | None
-    tap: Taps | None
     lag: int | None
     max_inflight: int | None
+    engine: EngineName | None
+    tap: Taps | None
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Options:
     ops: Ops | None = None
     path: str | None = None
     on_error: OnError | None = None
-    engine: EngineName | None = None
-    tap: Taps | None = None
     lag: int | None = None
     max_inflight: int | None = None
+    engine: EngineName | None = None
+    tap: Taps | None = None
 
     def over(self, other: Options) -> Options:
         """These options, and for those that were not given the ones of `other`."""
@@ -169,10 +169,10 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "ops": _ops,
     "path": _path,
     "on_error": functools.partial(_one_of, ON_ERROR, "on_error"),
-    "engine": functools.partial(_one_of, ENGINES, "engine"),
-    "tap": functools.partial(_one_of, TAPS, "tap"),
     "lag": _lag,
     "max_inflight": _bytes,
+    "engine": functools.partial(_one_of, ENGINES, "engine"),
+    "tap": functools.partial(_one_of, TAPS, "tap"),
 }
 
 
@@ -180,7 +180,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
 
 _defaults = NONE
 _BUILT_IN = Options(
-    mode="all", on_error="warn", engine="interpret", tap="all", lag=0, max_inflight=1 << 30
+    mode="all", on_error="warn", lag=0, max_inflight=1 << 30, engine="interpret", tap="all"
 )
 
 

@@ -163,6 +163,7 @@ def test_eager_graphs_stand_beside_compiled_ones(float32_dump):
 
 
 def test_what_is_no_dump_is_an_error_that_says_what_to_give(tmp_path):
+    (tmp_path / "something").mkdir()
     with pytest.raises(FileNotFoundError, match="expected a folder with manifest"):
         torchair_scope.load(tmp_path)
 

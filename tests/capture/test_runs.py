@@ -94,11 +94,11 @@ def small_disk(tmp_path):
 
 def test_on_a_full_disk_the_results_stay_right_and_one_warning_names_the_file(small_disk):
     function = compile_scoped(small_disk)
-    x = torch.rand(100_000)
+    inputs = torch.rand(4, 100_000)
     with pytest.warns(DumpWarning, match=r"npy.*No space left") as warned:
-        results = [function(x) for _ in range(4)]
+        results = [function(x) for x in inputs]
     assert len([warning for warning in warned if warning.category is DumpWarning]) == 1
-    assert all(torch.equal(result, expected(x)) for result in results)
+    assert all(torch.equal(*pair) for pair in zip(results, map(expected, inputs), strict=True))
     (rank,) = read(small_disk).ranks
     assert not all(step["complete"] for step in rank.steps)
     for call in rank.calls:

@@ -224,21 +224,29 @@ class Dump:
             and (rank is None or call.graph.rank.number == rank)
         ]
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str, *, step: int | None = None) -> Tensor:
         """A tensor by name: `add_1.OUTPUT.0`, or `graph_1/0/add_1.OUTPUT.0`, or its file's name.
 
-        **Raises:** `LookupError` if there is none, or more than one.
+        Args:
+            name: one of these.
+            step: which run of each graph, where the name does not say it.
+
+        Raises:
+            LookupError: there is none, or more than one.
         """
         found = [
             (call, tensor)
-            for call in self.calls()
+            for call in self.calls(step=step)
             for slot, tensor in call.tensors.items()
             if name in _names_of(call, slot, tensor)
         ]
         if len(found) == 1:
             return found[0][1]
         if not found:
-            raise LookupError(f"{self.folder.url} has no tensor {name!r}; ls shows what it has")
+            from torchair_scope.analysis.advice import no_such_name
+
+            told = no_such_name(self, name)
+            raise LookupError(f"{self.folder.url} has no tensor {name!r}; {told}")
         which = ", ".join(f"{call.step}/{call.node}.{tensor.slot}" for call, tensor in found[:3])
         raise LookupError(f"{name!r} is the name of {len(found)} tensors; say which: {which}, …")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from torchair_scope.analysis.advice import no_dump
 from torchair_scope.analysis.dump import Dump
 from torchair_scope.analysis.records import holds_calls, read_rank
 from torchair_scope.analysis.source import Folder
@@ -39,16 +40,13 @@ def load(path: str | os.PathLike[str]) -> Dump:
         path: the folder, or any URL that fsspec can read.
 
     Raises:
-        FileNotFoundError: there is no dump.
+        FileNotFoundError: there is no dump; the text says what there is instead.
+        PermissionError: the folder cannot be read.
     """
     folder = Folder(os.fspath(path))
     ranks = [read_rank(rank) for rank in _rank_folders(folder)]
     if not ranks:
-        example = layout.rank_folder_name(0, 1)
-        raise FileNotFoundError(
-            f"{folder.url} is no dump: expected a folder with {layout.MANIFEST} or with folders "
-            f"such as graph_1/0, or one that holds folders such as {example} with these in them"
-        )
+        raise no_dump(folder)
     return Dump(folder, sorted(ranks, key=lambda rank: (rank.world_size, rank.number)))
 
 

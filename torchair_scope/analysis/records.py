@@ -59,8 +59,10 @@ def _manifest(folder: Folder) -> tuple[dict[str, list[Record]], list[str]]:
     unreadable: list[str] = []
     try:
         lines = folder.file(layout.MANIFEST).read().split(b"\n")
-    except OSError:
-        return found, [f"there is no {layout.MANIFEST}: what the file names tell is all there is"]
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError)
+        what = f"there is no {layout.MANIFEST}" if gone else f"{layout.MANIFEST}: {error.strerror}"
+        return found, [f"{what}: what the file names tell is all there is"]
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

@@ -112,7 +112,9 @@ def replay(
 
     Raises:
         FileNotFoundError: there is no dump.
+        ValueError: there is no such device here.
     """
+    _check(device)
     dump = dump if isinstance(dump, Dump) else load(dump)
     calls = dump.calls(scope=scope, node=node, step=step)
     sizes = [sum(tensor.size for tensor in call.tensors.values()) for call in calls]
@@ -122,6 +124,17 @@ def replay(
         )
     function = partial(_replay_at, device=device, reference=reference)
     return run_tasks(function, [_place(call) for call in calls], sizes, executor, progress)
+
+
+def _check(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # each device has its own way to say no
+        text = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"device is {device!r}, which cannot be used here: {text}. 'cpu' always can; some "
+            "devices need a module that is imported first, as torch_npu: --import torch_npu"
+        ) from error
 
 
 _Place = tuple[str, str, int, int]

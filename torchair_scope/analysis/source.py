@@ -85,6 +85,11 @@ class Folder:
         path = self.url if is_remote(self.url) else os.path.abspath(self.url)
         return path.rstrip("/").rpartition("/")[2]
 
+    @property
+    def short(self) -> str:
+        """Its path as people write it."""
+        return self.url if is_remote(self.url) else os.path.normpath(self.url)
+
     def file(self, name: str) -> File:
         """A file in it, `graph_1/0/add.npy` for instance; it need not exist."""
         return File(f"{self.url.rstrip('/')}/{name}")
@@ -92,6 +97,18 @@ class Folder:
     def folder(self, name: str) -> Folder:
         """A folder in it; it need not exist."""
         return Folder(f"{self.url.rstrip('/')}/{name}")
+
+    def parent(self) -> Folder:
+        """The local folder that it is in."""
+        return Folder(os.path.normpath(os.path.join(self.url, os.pardir)))
+
+    def exists(self) -> bool:
+        """Whether something is at its path; not known of URLs, which have no empty folders."""
+        return not is_remote(self.url) and os.path.exists(self.url)
+
+    def is_file(self) -> bool:
+        """Whether it is a local file."""
+        return not is_remote(self.url) and os.path.isfile(self.url)
 
     def entries(self) -> list[Entry]:
         """What is in it, by name; nothing if it does not exist or is a file."""
@@ -109,16 +126,19 @@ class Folder:
             return []
 
     def _remote_entries(self) -> list[Entry]:
-        filesystem, path = need("fsspec.core").url_to_fs(self.url)
-        if not filesystem.isdir(path):
-            return []
+        url_to_fs = need("fsspec.core").url_to_fs
+        try:
+            filesystem, path = url_to_fs(self.url)
+            found = filesystem.ls(path, detail=True) if filesystem.isdir(path) else []
+        except Exception as error:  # each protocol has its own
+            raise OSError(f"cannot read {self.url}: {type(error).__name__}: {error}") from error
         return [
             Entry(
                 str(facts["name"]).rstrip("/").rpartition("/")[2],
                 facts["type"] == "directory",
                 int(facts.get("size") or 0),
             )
-            for facts in filesystem.ls(path, detail=True)
+            for facts in found
         ]
 
 

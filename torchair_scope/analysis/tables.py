@@ -19,6 +19,9 @@ from torchair_scope.analysis.statistics import Statistics
 from torchair_scope.analysis.tensors import MissingTensorError, Tensor
 from torchair_scope.analysis.verdict import CallResult
 
+# What a terminal of fewer characters has no room for; the node's name says most of it.
+_WIDE = 110
+_FOR_WIDE = ("operator", "scope", "beyond", "mean", "norm")
 _COLOURS = {
     "made": "bold red",
     "bug": "bold red",
@@ -38,6 +41,16 @@ def new_table(title: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
+
+
+def print_rows(console: Console, title: str, rows: Sequence[dict[str, str]]) -> None:
+    """A table of rows that have a cell for each column, without some of them if it is narrow."""
+    left_out = () if console.width >= _WIDE else _FOR_WIDE
+    columns = [column for column in (rows[0] if rows else ()) if column not in left_out]
+    table = new_table(title, *columns)
+    for row in rows:
+        table.add_row(*(row[column] for column in columns))
+    console.print(table)
 
 
 def coloured(word: str) -> str:
@@ -115,13 +128,23 @@ def kind_of(tensor: Tensor) -> tuple[str, str]:
         return "?", "?"
 
 
-def add_statistics(table: Table, name: str, tensor: Tensor, statistics: Statistics) -> None:
+def statistics_cells(name: str, tensor: Tensor, statistics: Statistics) -> dict[str, str]:
     """A row of the table that `stats` prints."""
-    numbers = (statistics.minimum, statistics.maximum, statistics.mean, statistics.norm)
-    counts = (statistics.zeros, statistics.nans, statistics.infinities)
-    table.add_row(
-        name, *kind_of(tensor), *(f"{number:.4g}" for number in numbers), *map(str, counts)
-    )
+    dtype, shape = kind_of(tensor)
+    numbers = {
+        "min": statistics.minimum,
+        "max": statistics.maximum,
+        "mean": statistics.mean,
+        "norm": statistics.norm,
+    }
+    counts = {"zeros": statistics.zeros, "NaN": statistics.nans, "Inf": statistics.infinities}
+    return {
+        "tensor": escape(name),
+        "dtype": dtype,
+        "shape": shape,
+        **{column: f"{number:.4g}" for column, number in numbers.items()},
+        **{column: str(count) for column, count in counts.items()},
+    }
 
 
 def print_comparison(console: Console, comparison: Comparison, most: int) -> None:
@@ -133,13 +156,8 @@ def print_comparison(console: Console, comparison: Comparison, most: int) -> Non
     shown = [] if verdict.call is None else [verdict.call]
     shown += [result for result in differing if result is not verdict.call]
     if shown:
-        table = new_table(
-            "What does not agree, in execution order",
-            *("", "call", "operator", "scope", "source", "input error", "output error", "beyond"),
-        )
-        for result in shown[:most]:
-            table.add_row(*_cells(result))
-        console.print(table)
+        rows = [_cells(result) for result in shown[:most]]
+        print_rows(console, "What does not agree, in execution order", rows)
     if len(shown) > most:
         console.print(f"… and {len(shown) - most} more; --all shows them")
     print_account(console, comparison)
@@ -159,21 +177,19 @@ def print_account(console: Console, comparison: Comparison) -> None:
     print_notes(console, comparison.notes, "Nothing is missing.")
 
 
-def _cells(result: CallResult) -> tuple[str, ...]:
+def _cells(result: CallResult) -> dict[str, str]:
     call, output = result.pair.target, result.worst_output
     metrics = output.metrics if output else None
-    beyond = f"{metrics.share_beyond:.1%}" if metrics else "?"
-    place = f"{call.step} {call.node}"
-    errors = error_text(result, inputs=True), error_text(result, inputs=False)
-    return (
-        coloured(result.role),
-        escape(place),
-        call.target,
-        escape(call.scope or ""),
-        escape(source_text(call)),
-        *errors,
-        beyond,
-    )
+    return {
+        "": coloured(result.role),
+        "call": escape(f"{call.step} {call.node}"),
+        "operator": call.target,
+        "scope": escape(call.scope or ""),
+        "source": escape(source_text(call)),
+        "input error": error_text(result, inputs=True),
+        "output error": error_text(result, inputs=False),
+        "beyond": f"{metrics.share_beyond:.1%}" if metrics else "?",
+    }
 
 
 def source_text(call: Call) -> str:
@@ -202,17 +218,21 @@ def print_replays(console: Console, replays: Sequence[Replay], most: int) -> Non
     counts = Counter(replayed.verdict for replayed in replays)
     shown = [each for verdict in order for each in replays if each.verdict == verdict]
     shown = shown[:most]
-    table = new_table("", "", "call", "operator", "dumped error", "error here", "why")
-    for each in shown:
-        dumped = f"{each.dumped.max_relative:.1e}" if each.dumped else "-"
-        rerun = f"{each.rerun.max_relative:.1e}" if each.rerun else "-"
-        place = f"{each.graph}/{each.step} {each.node}"
-        table.add_row(
-            coloured(each.verdict), escape(place), each.target, dumped, rerun, escape(each.reason)
-        )
-    console.print(table)
+    rows = [
+        {
+            "": coloured(each.verdict),
+            "call": escape(f"{each.graph}/{each.step} {each.node}"),
+            "operator": each.target,
+            "dumped error": f"{each.dumped.max_relative:.1e}" if each.dumped else "-",
+            "error here": f"{each.rerun.max_relative:.1e}" if each.rerun else "-",
+            "why": escape(each.reason),
+        }
+        for each in shown
+    ]
+    print_rows(console, "", rows)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict])
-    console.print(f"{len(replays)} calls: {told or 'none'}", highlight=False)
+    calls = "1 call" if len(replays) == 1 else f"{len(replays)} calls"
+    console.print(f"{calls}: {told or 'none'}", highlight=False)
 
 
 def size_text(size: int) -> str:

@@ -98,6 +98,8 @@ class Entry:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     missing_tensors: Counter[str] = field(default_factory=Counter)
     uncompiled: str | None = None
+    unseen: str | None = None
+    is_remarked_on: bool = False
     folders: set[str] = field(default_factory=set)
     # Whether all that is traced in it so far is known to have come to a backend of this package.
     arrived: bool = True
@@ -163,6 +165,12 @@ class Account:
         """A scope is reached without a compiler, although it lies in compiled code."""
         with self._lock:
             self._entry(tag).uncompiled = reason
+
+    def unseen(self, tag: Tag, what: str) -> None:
+        """Operators that belong to a scope, and of which nothing can be seen; the user was told."""
+        with self._lock:
+            entry = self._entry(tag)
+            entry.unseen, entry.is_remarked_on = what, True
 
     def _entry(self, tag: Tag) -> Entry:
         if tag.opened_at == UNKNOWN:  # a sum of gradients, whose scope is known by name only
@@ -440,7 +448,7 @@ def _remark(entry: Entry, entries: list[Entry]) -> str | None:
     if entry.tagged and not entry.calls:
         reasons = sorted(outcome.reason for outcome, count in entry.outcomes.items() if count)
         return f"nothing of it is saved: {'; '.join(reasons)}"
-    return None
+    return entry.unseen
 
 
 def has_losses(entry: Entry, entries: list[Entry]) -> bool:

@@ -13,8 +13,6 @@ from torchair_scope.capture import account as accounts
 from torchair_scope.capture.account import Summary, account, as_record, has_losses
 from torchair_scope.store.run import DumpWarning, RankFolder, complete_steps, open_folders
 
-_said: set[tuple[str, str]] = set()
-
 
 def summary() -> Summary:
     """What became of each scope that was entered in this process so far.
@@ -38,10 +36,9 @@ def summary() -> Summary:
     """
     complete_steps()
     current = _current()
-    for row in current.rows:
-        place = (row.scope, row.opened_at)
-        if row.remark is not None and place not in _said:
-            _said.add(place)
+    for row, entry in zip(current.rows, account.entries(), strict=False):
+        if row.remark is not None and not entry.is_remarked_on:
+            entry.is_remarked_on = True
             warnings.warn(
                 f"scope {row.scope!r} opened at {row.opened_at}: {row.remark}",
                 DumpWarning,

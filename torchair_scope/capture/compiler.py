@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from torchair_scope.capture.account import Outcome, account, number_of
-from torchair_scope.capture.backward_tags import keep_tags_in_backward
+from torchair_scope.capture.backward_tags import keep_tags_in_backward, keep_tags_in_gradients
 from torchair_scope.capture.cut import CutGraph, Part, TapFacts
 from torchair_scope.capture.dynamo_graph import facts_of, warn_of_dead_code
 from torchair_scope.capture.engines import engines_of, part_of
@@ -137,6 +137,7 @@ class Scoper:
         separate_shared_bodies(gm)
         account.traced(gm)
         keep_tags_in_backward(gm)
+        keep_tags_in_gradients(gm)
         warn_of_dead_code(gm)
         return replace(
             self,

@@ -59,13 +59,18 @@ def compiled_part(
     writes: bool,
 ) -> Part:
     """A part that the inner compiler has compiled; `writes` says if it writes to any input."""
+    announced = announcing(run) if writes else run
+    return Part(lambda args, step: announced(args), inputs, outputs)
 
-    def run_and_announce(args: list[Any], step: StepSink) -> Sequence[Any]:
+
+def announcing(run: Boxed) -> Boxed:
+    """Compiled code that writes to its inputs, and says so to the store."""
+
+    def run_and_announce(args: list[Any]) -> Any:
         with writing(tuple(args)):
-            results: Sequence[Any] = run(args)
-        return results
+            return run(args)
 
-    return Part(run_and_announce if writes else lambda args, step: run(args), inputs, outputs)
+    return run_and_announce
 
 
 def dumped_part(

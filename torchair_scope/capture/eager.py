@@ -280,6 +280,9 @@ class _ScopeMode(SavingMode):  # type: ignore[no-untyped-call]
             account.uncompiled(tag, reason)
         self._compiling: Any = None
         self._facts: dict[str, Any] = {"recompute": True} if is_recomputing() else {}
+        self._in_transform = _torch_private.is_in_gradient_transform()
+        if self._in_transform and (within is None or within._in_transform):
+            uncompiled.warn_of_gradients(tag, settings)
         if self._compile and not (within and self._compile.is_same_call_as(within._compile)):
             uncompiled.warn(self._compile, tag, settings)
 

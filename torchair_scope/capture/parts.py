@@ -55,6 +55,11 @@ def dumped(gm: torch.fx.GraphModule, region: Region, saved: Saved) -> Part:
     return dumped_part(piece.module, saved, restore, piece.inputs, piece.outputs)
 
 
+def writes(region: Region) -> bool:
+    """Whether a region writes to memory that it may have been given."""
+    return any(map(written_by, region.nodes))
+
+
 @dataclass(frozen=True)
 class RegionCompiler:
     """Makes the parts for the compiled regions of one graph.
@@ -70,9 +75,8 @@ class RegionCompiler:
     def part(self, region: Region) -> Part:
         """Compile one region."""
         piece = extract(self.gm, region)
-        writes = any(map(written_by, region.nodes))
         runner = self._runner(region, piece)
-        return compiled_part(runner, piece.inputs, piece.outputs, writes=writes)
+        return compiled_part(runner, piece.inputs, piece.outputs, writes=writes(region))
 
     def _runner(self, region: Region, piece: Piece) -> Boxed:
         if not any(map(nodes.computes, region.nodes)):

@@ -10,11 +10,10 @@ import torch
 
 from torchair_scope import _torch_private
 from torchair_scope.capture import nodes
-from torchair_scope.capture.cut import Boxed, Part, TapFacts, compiled_part
+from torchair_scope.capture.cut import Boxed, Part, TapFacts, announcing, compiled_part
 from torchair_scope.capture.extract import extract, with_outputs
-from torchair_scope.capture.memory import written_by
 from torchair_scope.capture.partition import Region
-from torchair_scope.capture.parts import RegionCompiler
+from torchair_scope.capture.parts import RegionCompiler, writes
 from torchair_scope.capture.targets import is_call
 
 
@@ -60,6 +59,7 @@ def compile_with_taps(
     after = pieces.kernels_made()
     kernels = None if before is None or after is None else after - before
     foreseen = pieces.kernels_foreseen(lambda: code.compiled(())) if taps else kernels
+    run = announcing(run) if writes(region) else run
     return TappedCode(run, code.inputs, TapFacts(len(taps), kernels, foreseen))
 
 
@@ -67,8 +67,7 @@ def compile_without_taps(compiler: RegionCompiler, region: Region) -> Part:
     """Compile a region of which the compiler does not take the taps, as without a scope."""
     code = _code_of(compiler, region)
     if isinstance(code, _WholeGraph):
-        writes = any(map(written_by, region.nodes))
-        return compiled_part(code.compiled(()), code.inputs, region.outputs, writes=writes)
+        return compiled_part(code.compiled(()), code.inputs, region.outputs, writes=writes(region))
     return compiler.part(region)
 
 

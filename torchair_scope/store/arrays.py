@@ -61,6 +61,8 @@ def describe(tensor: torch.Tensor) -> Description:
     `dtype`, `shape`, `stride`, `storage_offset` and `device` always; the rest where it is not the
     default. Of a DTensor it is the local shard's, with `mesh` and `placements` beside it.
     """
+    if _is_ordinary(tensor):
+        return _described(tensor)
     description: Description = {}
     if _is_dtensor(tensor):
         description["dtensor"] = _dtensor_facts(tensor)
@@ -170,7 +172,7 @@ def is_strided(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
         and not tensor.is_quantized
-        and not tensor.is_conj()
+        and not (tensor.dtype.is_complex and tensor.is_conj())
         and not tensor.is_neg()
         and (not tensor.numel() or tensor.untyped_storage().data_ptr() != 0)
     )
@@ -358,6 +360,36 @@ def _sparse(dense: torch.Tensor, description: Description) -> torch.Tensor:
 
 
 # Facts of a tensor
+
+
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether it has no facts but those that every tensor has.
+
+    Asked for each tensor: nothing here lets another thread take the interpreter's lock.
+    """
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and not tensor.dtype.is_complex
+        and not tensor.is_neg()
+    )
+
+
+def _described(tensor: torch.Tensor) -> Description:
+    """What `describe` gives for an ordinary tensor."""
+    description: Description = {
+        "dtype": str(tensor.dtype),
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "storage_offset": tensor.storage_offset(),
+        "device": "cpu",
+    }
+    if tensor.requires_grad:
+        description["requires_grad"] = True
+    return description
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:

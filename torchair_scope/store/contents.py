@@ -55,18 +55,20 @@ class Content(Awaited):
         number: that call records have for it.
         checksum: of the bytes; None for a few, which a secure hash has told apart.
         path: a file that has them; None before it is settled, and if it could not be written.
+        size: of the file.
     """
 
     def __init__(self, number: int, checksum: int | None = None) -> None:
         super().__init__()
         self.number = number
+        self.size = 0
         self.checksum = checksum
         self.path: str | None = None
         self.is_lost = False
 
-    def is_at(self, path: str) -> None:
+    def is_at(self, path: str, size: int) -> None:
         """It has been written."""
-        self.path = path
+        self.path, self.size = path, size
         self._settle()
 
     def lose(self) -> None:
@@ -153,8 +155,8 @@ class Links:
         self.remark: str | None = None
         self._can_link = True
 
-    def make(self, content: Content, folder: Folder, name: str) -> tuple[int, int]:
-        """Put a content under a further name; give the file's bytes, and those written for it.
+    def make(self, content: Content, folder: Folder, name: str) -> int:
+        """Put a content under a further name; give the bytes that were written for it.
 
         **Raises:** `OSError`; `FileNotFoundError` if its file has been removed.
         """
@@ -163,13 +165,14 @@ class Links:
             raise FileNotFoundError(errno.ENOENT, "the file to link to is gone", name)
         if self._can_link:
             try:
-                return npy.link(source, folder, name), 0
+                npy.link(source, folder, name)
+                return 0
             except OSError as error:
                 if not self._has_refused(error):
                     raise
-        size = npy.copy_npy(source, folder, name)
+        written = npy.copy_npy(source, folder, name)
         content.path = f"{folder.path}/{name}"  # which takes further links, after EMLINK
-        return size, size
+        return written
 
     def _has_refused(self, error: OSError) -> bool:
         """Whether the file system does not make this link, or none."""

@@ -119,7 +119,10 @@ def _place(tensor: torch.Tensor) -> Place:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:  # An inference tensor has none. To ask before would cost more.
+        return None
 
 
 @contextlib.contextmanager

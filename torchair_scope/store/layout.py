@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import itertools
 import os
@@ -70,6 +71,7 @@ def step_folder_name(graph: int, step: int, kind: GraphKind = "graph") -> str:
     return f"{kind}_{graph}/{step}"
 
 
+@functools.lru_cache(maxsize=4096)
 def call_stem(node: str, target: str) -> str:
     """Name the files of one call up to the slot, `add_1-aten.add.Tensor`.
 
@@ -96,10 +98,15 @@ def slot_name(kind: str, *indices: int | str) -> str:
 
 def file_name(stem: str, slot: str, stamp: str) -> str:
     """Name one `.npy` file; at most 255 bytes, characters `[A-Za-z0-9_.-]` only."""
+    room = _LONGEST_NAME - _ENDING - len(stem) - len(".")
+    return f"{stem}.{_safe_slot(slot, room)}.{stamp}.npy"
+
+
+@functools.lru_cache(maxsize=4096)
+def _safe_slot(slot: str, longest: int) -> str:
     if _FORBIDDEN.search(slot):  # two keywords may differ in forbidden characters only
         slot = f"{slot}-{_digest(slot)}"
-    room = _LONGEST_NAME - _ENDING - len(stem) - len(".")
-    return f"{stem}.{_safe(slot, room)}.{stamp}.npy"
+    return _safe(slot, longest)
 
 
 def _safe(text: str, longest: int) -> str:

@@ -60,6 +60,8 @@ class Folder:
 
     def descriptor(self) -> int:
         """The open folder."""
+        if self._descriptor is not None:
+            return self._descriptor
         with self._lock:
             if self._descriptor is None:
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -141,14 +143,12 @@ def _write(descriptor: int, value: Npy) -> int:
     return written
 
 
-def link(source: str, folder: Folder, name: str) -> int:
-    """Give a file a further name; give its bytes.
+def link(source: str, folder: Folder, name: str) -> None:
+    """Give a file a further name.
 
     **Raises:** `OSError`; see `has_no_links` and `errno.EMLINK`.
     """
-    at = folder.descriptor()
-    os.link(source, name, dst_dir_fd=at)
-    return os.stat(name, dir_fd=at).st_size
+    os.link(source, name, dst_dir_fd=folder.descriptor())
 
 
 def has_no_links(error: OSError) -> bool:

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from torchair_scope import _torch_private
@@ -73,7 +74,7 @@ class StepFolder:
                 self._fails(slot, error)
             else:
                 slot.has_file(size, size, content)
-                content.is_at(os.path.join(self._folder.path, slot.name))
+                content.is_at(f"{self._folder.path}/{slot.name}", size)
                 return content
         content.lose()
         return None
@@ -81,7 +82,7 @@ class StepFolder:
     def link(self, slot: Slot, content: Content, value: Npy | None = None) -> Content | None:
         """Give a slot the file of a content; `value` is written if that is gone."""
         try:
-            size, written = self.store.links.make(content, self._folder, slot.name)
+            written = self.store.links.make(content, self._folder, slot.name)
         except FileNotFoundError as error:
             content.lose()
             if value is not None:
@@ -90,7 +91,7 @@ class StepFolder:
         except OSError as error:
             self._fails(slot, error)
         else:
-            slot.has_file(size, written, content)
+            slot.has_file(content.size, written, content)
             return content
         return None
 
@@ -157,6 +158,9 @@ class Source:
         return Npy(to_numpy(self.data) if isinstance(self.data, torch.Tensor) else self.data)
 
 
+_READ = Source(np.empty(0))
+
+
 class Saving:
     """A `Job`: read a value, and write it unless the dump has it."""
 
@@ -174,11 +178,12 @@ class Saving:
 
     def give_back(self) -> None:
         """Copy what was lent, unless it is read already: then wait for that."""
-        address, data = self.storage, self._source.data
-        if address is None or not isinstance(data, torch.Tensor):
+        address = self.storage
+        if address is None:
             return
         with pool().unless_started(self) as unstarted:
-            if unstarted:
+            data = self._source.data
+            if unstarted and isinstance(data, torch.Tensor):
                 if _torch_private.owners_of_storage(data) > 1:
                     self._source.data = data.clone()
                 return
@@ -197,6 +202,8 @@ class Saving:
             self._value.settle(None, str(error))
         except Exception as error:
             self._breaks(error)
+        finally:
+            self._source = _READ  # The step knows this job until its end; the memory may go now.
         return True
 
     def _save(self, npy: Npy) -> bool:
