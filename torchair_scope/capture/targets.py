@@ -104,10 +104,11 @@ def is_token(node: fx.Node) -> bool:
     """Whether the value of a call is an effect token."""
     if name_of(node) == "_make_token":
         return True
-    producer = node.args[0] if node.target is operator.getitem else None
-    return (
-        isinstance(producer, fx.Node) and name_of(producer) == "with_effects" and node.args[1] == 0
-    )
+    if node.target is not operator.getitem:
+        return False
+    producer, index = node.args
+    unpacks = isinstance(producer, fx.Node) and name_of(producer) == "with_effects"
+    return unpacks and index in (0,)
 
 
 def is_opaque(node: fx.Node) -> bool:
