@@ -31,7 +31,15 @@ DecompositionTable = Mapping[Any, Callable[..., Any]]
 
 @functools.cache
 def private(module: str, name: str) -> Any:
-    """The attribute `name` of a private torch module, or an error that says what is missing."""
+    """The attribute `name` of a private torch module, or an error that says what is missing.
+
+    It is looked up once. What torch binds anew, `state` looks up each time.
+    """
+    return state(module, name)
+
+
+def state(module: str, name: str) -> Any:
+    """The attribute `name` of a private torch module as it is now; errors as for `private`."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -46,7 +54,7 @@ def private(module: str, name: str) -> Any:
 
 def enclosing_annotations() -> Mapping[str, Any]:
     """The annotations in force at this point of a trace (`torch.fx.traceback.annotate`)."""
-    return private("torch.fx.traceback", "current_meta").get("custom") or {}
+    return state("torch.fx.traceback", "current_meta").get("custom") or {}
 
 
 @contextlib.contextmanager
@@ -55,7 +63,7 @@ def annotations_in_force(annotations: Mapping[str, Any]) -> Iterator[None]:
 
     `torch.fx.traceback.annotate` writes into the dict in force, which may be that of a node.
     """
-    meta = private("torch.fx.traceback", "current_meta")
+    meta = state("torch.fx.traceback", "current_meta")
     before = meta.get("custom")
     meta["custom"] = dict(annotations)
     try:
@@ -116,7 +124,7 @@ def annotations_of_traced_operator() -> Mapping[str, Any]:
     autograd_node = private("torch._C", "_current_autograd_node")()
     if annotations or autograd_node is None or not any(map(_is_joint, graphs)):
         return annotations
-    number = private("torch.fx.traceback", "current_meta").get("seq_nr")
+    number = state("torch.fx.traceback", "current_meta").get("seq_nr")
     return known.get(autograd_node._sequence_nr() if number is None else number, {})
 
 
@@ -172,7 +180,7 @@ def traces_a_body() -> bool:
 
 
 def _graphs_around_the_traced_body() -> Iterator[torch.fx.Graph]:
-    tracer = private("torch.fx.experimental.proxy_tensor", "_CURRENT_MAKE_FX_TRACER")
+    tracer = state("torch.fx.experimental.proxy_tensor", "_CURRENT_MAKE_FX_TRACER")
     while tracer is not None and tracer.parent_tracer is not None:
         tracer = tracer.parent_tracer
         yield tracer.fx_tracer.graph
@@ -412,7 +420,7 @@ def is_compiled_call(frame: types.FrameType) -> bool:
 
 def compiles_nothing() -> bool:
     """Whether the user has told Dynamo to leave everything to Python."""
-    stance = private(_EVAL_FRAME, "_stance").stance
+    stance = state(_EVAL_FRAME, "_stance").stance
     return stance == "force_eager" or private("torch._dynamo", "config").disable
 
 
@@ -458,7 +466,7 @@ def ask_before_compiled_calls(
     """
 
     def ask(module: types.ModuleType) -> None:
-        own = private(_EVAL_FRAME, "_callback_from_stance")
+        own = state(_EVAL_FRAME, "_callback_from_stance")
         forget_count = private(_EVAL_FRAME, "set_fullgraph_compiled_frame_count")
 
         def callback_from_stance(callback: Any) -> Any:
@@ -490,7 +498,7 @@ def why_uncompiled(frames: Sequence[types.FrameType]) -> tuple[str, str]:
 
 
 def _graph_break(codes: Sequence[types.CodeType]) -> tuple[str, str] | None:
-    breaks = private("torch._dynamo.utils", "graph_break_reasons")
+    breaks = state("torch._dynamo.utils", "graph_break_reasons")
     for code, found in itertools.product(codes, reversed(breaks)):
         traced = next(iter(found.user_stack), None)
         if traced is None or (traced.filename, traced.name) != (code.co_filename, code.co_name):
@@ -581,7 +589,7 @@ def _floats_to_tensors(
     keeping_meta: Callable[[torch.fx.Graph], contextlib.AbstractContextManager[None]],
 ) -> Iterator[None]:
     module, name = "torch._functorch._aot_autograd.graph_compile", "_apply_tensorify_python_scalars"
-    own = private(module, name)
+    own = state(module, name)
 
     def apply(gm: torch.fx.GraphModule) -> None:
         with keeping_meta(gm.graph):
