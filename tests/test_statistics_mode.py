@@ -11,7 +11,7 @@ import torch
 import torchair_scope as torchair
 from torchair_scope.samples import Sample, sample
 from torchair_scope.scope import configure, data_dump, summary
-from torchair_scope.store.reader import read
+from torchair_scope.store.reader import MissingTensorError, read
 from torchair_scope.store.run import DumpWarning
 
 COLUMNS = [
@@ -105,8 +105,11 @@ def test_the_rows_are_those_of_the_tensors(dump_path):
         assert int(row["zeros"]) == np.sum(array == 0)
         assert (row["scope"], row["dtype"], row["device"]) == ("block", "float32", "cpu")
         assert row["shape"] == "x".join(map(str, array.shape))
-    same = {row["hash"] for row in rows if (row["node"], row["slot"]) in (("relu", "OUTPUT.0"),)}
-    assert same == {row["hash"] for row in rows if row["target"] == "aten.sum.dim_IntList"} & same
+    hashes = {(row["target"], row["slot"]): row["hash"] for row in rows}
+    relu = hashes["aten.relu.default", "OUTPUT.0"]
+    assert (
+        relu == hashes["aten.sum.dim_IntList", "INPUT.0"] != hashes["aten.relu.default", "INPUT.0"]
+    )
 
 
 def test_the_model_is_what_it_is_without_a_dump(dump_path):
@@ -159,9 +162,10 @@ def test_every_step_has_its_own_rows_and_the_backward_too(dump_path):
         x, weight = inputs()
         function(x, weight.requires_grad_()).sum().backward()
     found = rows_of(dump_path)
-    assert list(found) == ["graph_1/0", "graph_1/1", "graph_2/0", "graph_2/1"]
-    assert any("backward" in row["target"] for row in found["graph_2/0"])
-    assert found["graph_1/0"] == found["graph_1/1"]
+    assert [name.partition("/")[2] for name in found] == ["0", "1", "0", "1"]
+    first, second, backward, _ = found.values()
+    assert first == second
+    assert any("backward" in row["target"] for row in backward)
 
 
 def test_two_scopes_of_a_graph_share_a_file(dump_path):
@@ -223,8 +227,8 @@ def test_the_whole_process_and_the_environment_can_ask_for_it(dump_path, monkeyp
         torch.ones(3) + 1
     with configure(data="tensors"), data_dump("mine", path=dump_path):
         torch.ones(3) + 1
-    assert list(rows_of(dump_path)) == ["eager_1/0"] or len(rows_of(dump_path)) == 1
-    assert len(list(dump_path.rglob("*.npy"))) > 0
+    (statistics,) = rows_of(dump_path)
+    assert {f.parent.parent.name for f in dump_path.rglob("*.npy")}.isdisjoint([statistics[:-2]])
 
 
 # --- samples -------------------------------------------------------------------------------------
@@ -284,6 +288,8 @@ def test_a_part_of_each_tensor_is_saved_and_the_record_says_which(dump_path, ask
     (rank,) = read(dump_path).ranks
     assert rank.problems == []
     first, second = rank.calls
+    with pytest.raises(MissingTensorError, match="is sampled: only a part of it"):
+        first.load_outputs()
     described = first.record["outputs"]["tensor"]
     assert described["sample"] == str(sample(asked))
     assert described["shape"] == [3, 20]

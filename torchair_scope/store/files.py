@@ -72,6 +72,15 @@ class Files:
             self._folder.is_unsavable(place, error)
             self._folder.say()
 
+    def seem_to_have(self, tensor: Any) -> bool:
+        """Whether a tensor is known as a value that has a file, unless it was written to unseen."""
+        try:
+            plain = plain_tensor(tensor)
+        except UnsavableTensorError:
+            return False
+        sighting = self._store.known.find(plain, self._step) if is_strided(plain) else None
+        return sighting is not None and sighting.value.may_be_linked_to()
+
     def keep_numbers(self, call: Call, slot: str, array: Array) -> None:
         """Save numbers."""
         self._folder.say()

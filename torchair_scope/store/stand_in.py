@@ -22,11 +22,13 @@ class StandsFor:
         description: of the model's tensor.
         measured: its statistics, if it has no other value.
         reason: why it has no other value, if one was wanted.
+        part_of: the copy whose memory it shares, to be kept as long as itself.
     """
 
     description: Description
     measured: Measured | None = None
     reason: str | None = None
+    part_of: torch.Tensor | None = None
 
 
 def standing_for(tensor: torch.Tensor, original: StandsFor) -> torch.Tensor:

@@ -158,7 +158,7 @@ class Part(NamedTuple):
 _SUMS = 5  # the entries of a Part that are no counts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
     """A tensor that was measured; `results` gives its statistics.
 
@@ -170,11 +170,16 @@ class Measured:
     count: int
     parts: list[Part | torch.Tensor]
 
+    @functools.cached_property
     def hash_on_cpu(self) -> int | None:
         """The hash of the bytes; None if it is on a device."""
         if not all(isinstance(part, Part) for part in self.parts):
             return None
         return sum(part.hashed for part in self.parts if isinstance(part, Part)) & _WRAP
+
+    def is_certainly(self, other: Measured) -> bool:
+        """Whether two tensors of one dtype are known to have the same bits."""
+        return self is other or self.hash_on_cpu == other.hash_on_cpu is not None
 
 
 def measure(tensor: torch.Tensor, hint: Measured | None = None) -> Measured:
@@ -195,9 +200,32 @@ def measure(tensor: torch.Tensor, hint: Measured | None = None) -> Measured:
                 return Measured(values.numel(), list(_rows_on_device(values, data, tiny)))
             except (RuntimeError, TypeError):  # it has no float64, or lacks one of the operators
                 values, data = values.cpu(), data.cpu()
-        if hint is not None and _hash_on_cpu(data) == hint.hash_on_cpu():
+        if hint is not None and _hash_on_cpu(data) == hint.hash_on_cpu:
             return hint
         return Measured(values.numel(), list(_parts_on_cpu(values, data, tiny)))
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The elements of a strided tensor in a row as they lie in memory; None if there are gaps."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    expected = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if step != expected:
+                return None
+            expected *= size
+    return tensor.as_strided((expected,), (1,))
+
+
+def rearranged(found: Measured, tensor: torch.Tensor) -> Measured:
+    """What is in a tensor that has the same elements in another order: only the hash differs."""
+    with torch.no_grad(), named_as_unsavable(tensor):
+        _, data, _ = _values_and_bytes(tensor)
+        if not data.is_cpu:
+            return measure(tensor)
+        parts = [part._replace(hashed=0) for part in found.parts if isinstance(part, Part)]
+        return Measured(found.count, [*parts, Part(hashed=_hash_on_cpu(data))])
 
 
 def results(tensors: Sequence[Measured]) -> list[Statistics]:

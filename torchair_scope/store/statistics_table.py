@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchair_scope.store.arrays import (
     Array,
     Description,
@@ -19,7 +21,15 @@ from torchair_scope.store.arrays import (
 from torchair_scope.store.identity import Known
 from torchair_scope.store.npy import Folder, write_bytes
 from torchair_scope.store.stand_in import stands_for
-from torchair_scope.store.statistics import STATISTICS, Measured, Statistics, measure, results
+from torchair_scope.store.statistics import (
+    STATISTICS,
+    Measured,
+    Statistics,
+    in_memory_order,
+    measure,
+    rearranged,
+    results,
+)
 
 if TYPE_CHECKING:
     from torchair_scope.store.files import Pace
@@ -90,14 +100,32 @@ class StatisticsTable:
             return original.measured
         with named_as_unsavable(tensor):
             plain = plain_tensor(tensor)
-        if not is_strided(plain):
+        in_row = in_memory_order(plain) if is_strided(plain) and plain.numel() else None
+        if in_row is None:
             return measure(plain)
-        sighting = self._known.find(plain, self._step)
+        found = self._of_memory(in_row)
+        return found if plain.is_contiguous() else self._rearranged(plain, found)
+
+    def _of_memory(self, in_row: torch.Tensor) -> Measured:
+        """Measure a stretch of memory: views of the same elements in the same order are one."""
+        sighting = self._known.find(in_row, self._step)
         hint: Measured | None = sighting.value if sighting is not None else None
         if hint and self._announced and sighting and sighting.step is self._step:
             return hint
-        found = measure(plain, hint)
-        self._known.add(plain, self._step, found)
+        found = measure(in_row, hint)
+        self._known.add(in_row, self._step, found)
+        return found
+
+    def _rearranged(self, plain: torch.Tensor, in_row: Measured) -> Measured:
+        """What is in a view with another order, given what is in its memory."""
+        sighting = self._known.find(plain, self._step)
+        if sighting is not None:
+            earlier: Measured = sighting.value[0]
+            known: Measured = sighting.value[1]
+            if earlier.is_certainly(in_row):
+                return known
+        found = rearranged(in_row, plain)
+        self._known.add(plain, self._step, (in_row, found))
         return found
 
 

@@ -56,13 +56,12 @@ class Trigger:
         self.condition = condition
         self.known = Known()
         self._before: dict[Any, deque[HeldStep]] = defaultdict(deque)
-        self._numbers = itertools.count()
         self._is_over = False
         self._lock = threading.RLock()  # a finaliser may end a step at any time
 
     def begin_step(self, graph: GraphDump, number: int, pace: Pace) -> HeldStep:
         """Begin a step of a graph that is held until it is known what becomes of it."""
-        return HeldStep(self, graph, number, pace, next(self._numbers))
+        return HeldStep(self, graph, number, pace, next(_positions))
 
     def ends(self, step: HeldStep) -> None:
         """A step has ended: save it and those before, or keep it, or let it go."""
@@ -78,20 +77,27 @@ class Trigger:
                 before = self._before[step.graph_dump]
                 before.append(step)
                 if len(before) > self.condition.keep_last:
-                    before.popleft()
+                    before.popleft().let_go()
+            waits = step in self._before[step.graph_dump]
         if step not in saved:
             step.is_not_triggered()
         for each in saved:
             each.save()
+        for each in saved or ([] if waits else [step]):
+            each.let_go()
 
-    def let_go_of_oldest(self) -> bool:
-        """Let go of the oldest step that waits; False if there is none."""
+    def oldest(self) -> HeldStep | None:
+        """The oldest step that waits."""
         with self._lock:
-            waiting = [steps for steps in self._before.values() if steps]
-            if not waiting:
-                return False
-            min(waiting, key=lambda steps: steps[0].position).popleft()
-            return True
+            first = [steps[0] for steps in self._before.values() if steps]
+        return min(first, key=lambda step: step.position, default=None)
+
+    def let_go_of(self, step: HeldStep) -> None:
+        """Let go of a step that waits."""
+        with self._lock:
+            if step in self._before[step.graph_dump]:
+                self._before[step.graph_dump].remove(step)
+        step.let_go()
 
 
 @dataclass
@@ -120,7 +126,7 @@ class HeldStep:
         graph: the graph's number.
         number: of the step.
         graph_dump: the graph.
-        position: of the step among all of its trigger.
+        position: of the step among all that were held.
     """
 
     def __init__(
@@ -203,6 +209,11 @@ class HeldStep:
                 call.finish(*held.result)
         step.finish()
 
+    def let_go(self) -> None:
+        """Hold nothing any more: calls and step know each other, and would not go by themselves."""
+        self._calls.clear()
+        self._arrivals.clear()
+
     # Values
 
     def held(self, tree: Any, call: HeldCall, kept: bool) -> Any:
@@ -224,7 +235,7 @@ class HeldStep:
             description = describe(tensor)
             copy = self._earlier_copy(plain)
             if copy is not None:
-                return standing_for(copy.detach(), StandsFor(description))
+                return standing_for(copy.detach(), StandsFor(description, part_of=copy))
             sign = self._comes_true(plain)
             self._signs.append(sign)
             copy = self._copy(plain) if is_copied else None
@@ -271,7 +282,7 @@ class HeldStep:
         """A copy on the host; None if there may be no more of them."""
         size = tensor.numel() * tensor.dtype.itemsize
         while not _memory.takes(size, self._trigger.condition.max_held):
-            if not self._trigger.let_go_of_oldest():
+            if not _let_go_of_oldest():
                 return None
         if is_strided(tensor) and not tensor.is_cpu:
             copy, arrival = host_copy(tensor, beside=False)
@@ -346,8 +357,20 @@ class _Memory:
 
 
 _memory = _Memory()
+_positions = itertools.count()
 _triggers: dict[Any, Trigger] = {}
 _lock = threading.Lock()
+
+
+def _let_go_of_oldest() -> bool:
+    """Let go of the oldest step that waits in this process; False if there is none."""
+    with _lock:
+        waiting = [(step, t) for t in _triggers.values() if (step := t.oldest()) is not None]
+    if not waiting:
+        return False
+    step, trigger = min(waiting, key=lambda each: each[0].position)
+    trigger.let_go_of(step)
+    return True
 
 
 def trigger_of(scope: str, dump: Any, condition: Condition) -> Trigger:
