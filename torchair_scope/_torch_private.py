@@ -29,7 +29,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 DecompositionTable = Mapping[Any, Callable[..., Any]]
 
 
-@functools.cache
 def private(module: str, name: str) -> Any:
     """The attribute `name` of a private torch module, or an error that says what is missing."""
     try:
@@ -789,8 +788,14 @@ def is_lazily_conj_or_neg(tensor: torch.Tensor) -> bool:
 
     `is_conj` and `is_neg` say the same, but let another thread take the interpreter's lock.
     """
-    keys, key = private("torch._C", "_dispatch_keys")(tensor), private("torch._C", "DispatchKey")
+    keys_of, key = _dispatch_keys()
+    keys = keys_of(tensor)
     return keys.has(key.Negative) or keys.has(key.Conjugate)
+
+
+@functools.cache
+def _dispatch_keys() -> tuple[Any, Any]:
+    return private("torch._C", "_dispatch_keys"), private("torch._C", "DispatchKey")
 
 
 def weak_storage(tensor: torch.Tensor) -> Any:
