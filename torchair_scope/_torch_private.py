@@ -71,6 +71,17 @@ def user_frames_of_trace() -> Sequence[Any]:
     return context.extract_stack() if context.try_get() is not None else ()
 
 
+def as_error_of_trace(error: Exception) -> Exception:
+    """An error of this kind and with this text that Dynamo lets pass as the user's own.
+
+    Any other becomes an InternalTorchDynamoError.
+    """
+    of_dynamo = private("torch._dynamo.exc", "UserError")
+    kind = private("torch._dynamo.exc", "UserErrorType").INVALID_INPUT
+    both = type(type(error).__name__, (of_dynamo, type(error)), {"__module__": "builtins"})
+    return both(kind, str(error))
+
+
 _traced = threading.local()
 
 
@@ -783,19 +794,20 @@ def bytes_of_storage(tensor: torch.Tensor) -> Any:
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
 
 
-def is_lazily_conj_or_neg(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's memory is not its value: a conj or neg view.
+def is_plain_on_cpu(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory is on the host, and is its value, element by element.
 
-    `is_conj` and `is_neg` say the same, but let another thread take the interpreter's lock.
+    It is no conj or neg view, not sparse, quantised, nested, functional, batched or fake. The
+    single questions (`is_neg`) let another thread take the interpreter's lock; this does not.
     """
-    keys_of, key = _dispatch_keys()
-    keys = keys_of(tensor)
-    return keys.has(key.Negative) or keys.has(key.Conjugate)
+    keys: int = private("torch._C", "_dispatch_keys")(tensor).raw_repr()
+    return not keys & ~_plain_keys()
 
 
 @functools.cache
-def _dispatch_keys() -> tuple[Any, Any]:
-    return private("torch._C", "_dispatch_keys"), private("torch._C", "DispatchKey")
+def _plain_keys() -> int:
+    plain = torch.empty(0, device="cpu")
+    return private("torch._C", "_dispatch_keys")(plain).raw_repr()
 
 
 def weak_storage(tensor: torch.Tensor) -> Any:

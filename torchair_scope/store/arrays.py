@@ -47,6 +47,8 @@ def to_numpy(tensor: torch.Tensor) -> Array:
     **Raises:** `UnsavableTensorError` for fake, functional, meta, batched and nested tensors and
     for subclasses that keep their data elsewhere.
     """
+    if not tensor.requires_grad and _is_ordinary(tensor) and tensor.dtype in _NATIVE:
+        return tensor.numpy()
     with torch.no_grad(), named_as_unsavable(tensor):
         return _value(plain_tensor(tensor))
 
@@ -180,11 +182,12 @@ def _data_of_subclass(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_strided(tensor: torch.Tensor) -> bool:
     """Whether a plain tensor's memory is its elements, and no more is to be known of it."""
-    return (
-        tensor.layout is torch.strided
+    return _is_ordinary(tensor) or (
+        not tensor.is_cpu
+        and tensor.layout is torch.strided
         and not tensor.is_quantized
-        and not _torch_private.is_lazily_conj_or_neg(tensor)
-        and (not tensor.numel() or tensor.untyped_storage().data_ptr() != 0)
+        and not tensor.is_conj()
+        and not tensor.is_neg()
     )
 
 
@@ -267,6 +270,14 @@ def _float8_values(dtype: torch.dtype) -> Array:
 
 FLOAT4_VALUES: Array = np.array(
     [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32
+)
+# What NumPy has as it is.
+_NATIVE = frozenset(
+    getattr(torch, name)
+    for name in [
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    ]
 )
 _FLOAT8 = [f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")]
 _BYTES = [f"{sign}{width}" for sign in ("int", "uint") for width in range(1, 8)]
@@ -381,17 +392,11 @@ def _sparse(dense: torch.Tensor, description: Description) -> torch.Tensor:
 
 
 def _is_ordinary(tensor: torch.Tensor) -> bool:
-    """Whether it has no facts but those that every tensor has.
-
-    Asked for each tensor: nothing here lets another thread take the interpreter's lock.
-    """
+    """Whether it has no facts but those that every tensor has."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_quantized
-        and not _torch_private.is_lazily_conj_or_neg(tensor)
+        and _torch_private.is_plain_on_cpu(tensor)
+        and (tensor.untyped_storage().data_ptr() != 0 or not tensor.numel())
     )
 
 

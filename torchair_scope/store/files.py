@@ -62,7 +62,9 @@ class Files:
         place = self._slot(call, slot)
         try:
             plain = plain_tensor(tensor)
-            if is_strided(plain) and (plain.nbytes > SMALL or not plain.is_cpu):
+            if plain.is_cpu and plain.nbytes <= SMALL:
+                self._save(place, Source(np.array(to_numpy(plain), order="C")))
+            elif is_strided(plain):
                 self._store.known.add(plain, self._step, self._keep(place, plain))
             else:
                 self._save(place, Source(_copied(to_numpy(plain), plain)))
