@@ -79,7 +79,7 @@ _REASONS = {
     Outcome.IN_BODY: "in the body of an operator that is dumped as one",
     Outcome.FILTER: "left out by the filter",
     Outcome.OPS: "not selected by ops",
-    Outcome.INSIDE: "inside its scope, of which tap='boundary' takes the values at the border",
+    Outcome.INSIDE: "inside its scope: tap='boundary' takes what crosses its border",
     Outcome.NOT_TAPPED: "not handed out by the compiled code",
     Outcome.NOT_RUN: "did not run",
     Outcome.RANK: "rank not selected",

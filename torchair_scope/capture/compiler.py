@@ -28,7 +28,7 @@ from torchair_scope.capture.saved import (
     Saved,
     Selection,
     describe_nodes,
-    warn_of_unknown_bodies,
+    warn_of_closed_bodies,
 )
 from torchair_scope.capture.settings import DumpSettings, Filter
 from torchair_scope.capture.shared_bodies import separate_shared_bodies
@@ -161,7 +161,7 @@ class Scoper:
         account.reached(gm, is_traced=self.is_traced)
         if self.settings.layers:
             account.named(gm, self.settings.layers)
-        warn_of_unknown_bodies(gm.graph)
+        warn_of_closed_bodies(gm.graph, self.settings.options_of)
         wants = self._wants_any if self.dumps_whole(gm) else self._wants_tagged
         written = as_written(gm, self.decomposed)
         saved = Selection(wants, self.settings.options_of, direction).of(written.graph)
