@@ -29,7 +29,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 DecompositionTable = Mapping[Any, Callable[..., Any]]
 
 
-@functools.cache
 def private(module: str, name: str) -> Any:
     """The attribute `name` of a private torch module, or an error that says what is missing.
 

@@ -30,6 +30,10 @@ def load_arguments(call: Call, device: Device = "cpu") -> Arguments:
         raise NotReplayableError("its arguments are not in its record")
 
     def load(description: dict[str, Any]) -> torch.Tensor:
+        if "sample" in description:
+            raise NotReplayableError(
+                f"{description['slot']} is sampled: only {description['sample']} of it was saved"
+            )
         return call.tensors[description["slot"]].torch(device)
 
     try:

@@ -41,7 +41,8 @@ def detail_of(result: TensorResult, golden: Tensor, target: Tensor) -> dict[str,
 
 def numbers_of(array: Array) -> dict[str, Any]:
     """Statistics of an array, as JSON."""
-    return {name: _number(value) for name, value in vars(statistics_of(array)).items()}
+    found = vars(statistics_of(array)).items()
+    return {name: _number(value) for name, value in found if name != "hash"}
 
 
 def histograms(*arrays: Array) -> dict[str, Any]:
