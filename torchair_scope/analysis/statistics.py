@@ -28,6 +28,7 @@ class Statistics:
     infinities: int
 
 
+@np.errstate(over="ignore")
 def statistics_of(array: Array) -> Statistics:
     """Statistics of an array of numbers.
 
