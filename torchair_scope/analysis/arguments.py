@@ -41,7 +41,7 @@ def load_arguments(call: Call, device: Device = "cpu") -> Arguments:
         return args, {name: decode(tree, load, device) for name, tree in record["kwargs"].items()}
     except (MissingTensorError, KeyError) as error:
         raise NotReplayableError(f"an argument is missing: {error}") from error
-    except AttributeError as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise NotReplayableError(f"an argument cannot be made here: {error}") from error
 
 

@@ -111,22 +111,31 @@ def _manifest(folder: Folder) -> tuple[dict[str, list[Record]], list[str]]:
     return found, unreadable
 
 
-_NEEDED = {
-    "graph": ("graph",),
-    "step": ("graph", "step"),
-    "account": (
-        *("scope", "opened_at", "tagged", "reached", "dumped", "calls", "tensors", "bytes"),
-        *("missing", "missing_tensors"),
-    ),
-    "call": ("graph", "step", "order", "node", "target"),
+_NEEDED: dict[str, dict[str, type]] = {
+    "graph": {"graph": int},
+    "step": {"graph": int, "step": int},
+    "account": {
+        **{"scope": str, "opened_at": str, "tagged": int, "reached": int, "dumped": int},
+        **{"calls": int, "tensors": int, "bytes": int, "missing": dict, "missing_tensors": dict},
+    },
+    "call": {"graph": int, "step": int, "order": int, "node": str, "target": str},
+}
+_IF_THERE: dict[str, dict[str, type]] = {
+    "graph": {"nodes": list},
+    "step": {"problems": list},
+    "call": {"args": list, "kwargs": dict, "files": dict, "missing": list},
 }
 
 
 def _checked(record: Any) -> str:
-    """The kind of a record; an error if what its kind needs is not there."""
+    """The kind of a record; an error if what its kind needs is not there, or something else."""
     kind = str(record["record"])
-    for name in _NEEDED.get(kind, ()):
-        record[name]
+    for name, wanted in _NEEDED.get(kind, {}).items():
+        if not isinstance(record[name], wanted):
+            raise TypeError(name)
+    for name, wanted in _IF_THERE.get(kind, {}).items():
+        if name in record and not isinstance(record[name], wanted):
+            raise TypeError(name)
     return kind
 
 

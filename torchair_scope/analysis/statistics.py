@@ -15,6 +15,7 @@ from torchair_scope.store.statistics import STATISTICS, Statistics
 __all__ = ["STATISTICS", "Statistics", "statistics_of", "statistics_of_tensor"]
 
 
+@np.errstate(over="ignore")
 def statistics_of(array: Array) -> Statistics:
     """Statistics of an array of numbers, taken as one of its own dtype.
 
