@@ -29,6 +29,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 DecompositionTable = Mapping[Any, Callable[..., Any]]
 
 
+@functools.cache
 def private(module: str, name: str) -> Any:
     """The attribute `name` of a private torch module, or an error that says what is missing."""
     try:
@@ -71,6 +72,17 @@ def user_frames_of_trace() -> Sequence[Any]:
     return context.extract_stack() if context.try_get() is not None else ()
 
 
+def as_error_of_trace(error: Exception) -> Exception:
+    """An error of this kind and with this text that Dynamo lets pass as the user's own.
+
+    Any other becomes an InternalTorchDynamoError.
+    """
+    of_dynamo = private("torch._dynamo.exc", "UserError")
+    kind = private("torch._dynamo.exc", "UserErrorType").INVALID_INPUT
+    both = type(type(error).__name__, (of_dynamo, type(error)), {"__module__": "builtins"})
+    return both(kind, str(error))
+
+
 _traced = threading.local()
 
 
@@ -108,10 +120,50 @@ def annotations_of_traced_operator() -> Mapping[str, Any]:
     return known.get(autograd_node._sequence_nr() if number is None else number, {})
 
 
+def annotations_by_sequence_number() -> Mapping[int, Mapping[str, Any]]:
+    """The annotations of the operators that AOTAutograd has traced so far.
+
+    The number is that of the last autograd node that an operator made; it may make several.
+    """
+    known: dict[int, Mapping[str, Any]] | None = getattr(_traced, "annotations", None)
+    mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")()
+    if known is None or mode is None:
+        return {}
+    for graph in (mode.tracer.graph, *_graphs_around_the_traced_body()):
+        _remember_annotations(graph, known)
+    return known
+
+
+def gradients_of_transforms() -> Callable[..., Any]:
+    """What `torch.func.grad` and its like call for gradients; it is a node of a Dynamo graph."""
+    return private("torch._functorch.eager_transforms", "_autograd_grad")
+
+
+def is_in_gradient_transform() -> bool:
+    """Whether `torch.func.grad`, `vjp` or their like run the function that runs here."""
+    kinds = private("torch._C._functorch", "TransformType")
+    stack = private("torch._C._functorch", "get_interpreter_stack")() or ()
+    return any(level.key() == kinds.Grad for level in stack)
+
+
 def _is_joint(graph: torch.fx.Graph) -> bool:
     """Whether forward and backward are traced to one graph: only then does AOTAutograd copy."""
     placeholders = itertools.takewhile(lambda node: node.op == "placeholder", graph.nodes)
     return any(node.name.startswith("tangents") for node in placeholders)
+
+
+def traced_graph() -> torch.fx.Graph | None:
+    """The graph that operators are traced into now."""
+    mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode")()
+    return None if mode is None else mode.tracer.graph
+
+
+def node_of_traced(tensor: torch.Tensor) -> torch.fx.Node | None:
+    """The node that stands for a tensor in the graph that is traced now."""
+    module = "torch.fx.experimental.proxy_tensor"
+    tracer = private(module, "get_proxy_mode")().tracer
+    slot = private(module, "get_proxy_slot")(tensor, tracer, None)
+    return None if slot is None else slot.proxy.node
 
 
 def traces_a_body() -> bool:
@@ -734,6 +786,29 @@ def is_capturing() -> bool:
 def storage_address(tensor: torch.Tensor) -> int:
     """What a storage is known by while it, or a `weak_storage` of it, lives."""
     return tensor.untyped_storage()._cdata
+
+
+def bytes_of_storage(tensor: torch.Tensor) -> Any:
+    """The memory that a tensor on the host lies in, as an array of bytes."""
+    storage = tensor.untyped_storage()
+    with torch.no_grad():
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
+
+
+def is_plain_on_cpu(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory is on the host, and is its value, element by element.
+
+    It is no conj or neg view, not sparse, quantised, nested, functional, batched or fake. The
+    single questions (`is_neg`) let another thread take the interpreter's lock; this does not.
+    """
+    keys: int = private("torch._C", "_dispatch_keys")(tensor).raw_repr()
+    return not keys & ~_plain_keys()
+
+
+@functools.cache
+def _plain_keys() -> int:
+    plain = torch.empty(0, device="cpu")
+    return private("torch._C", "_dispatch_keys")(plain).raw_repr()
 
 
 def weak_storage(tensor: torch.Tensor) -> Any:

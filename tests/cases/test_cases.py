@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+import torchair_scope
 from tests.cases import CASES, load
+from tests.support.account import assert_adds_up
 from tests.support.bits import difference
 from tests.support.replay import assert_replays
 
@@ -23,6 +25,9 @@ IN_EAGER_CODE = {
     "invoke_subgraph": "aten.",
     "native_dropout": "aten.bernoulli_",
 }
+
+# A graph among the arguments, random numbers, and values that are not defined.
+CANNOT_BE_REPLAYED = ("invoke_subgraph", "aten.native_dropout", "aten.bernoulli_", "aten.empty")
 
 every_case = pytest.mark.parametrize("name", CASES)
 every_inner = pytest.mark.parametrize("inner", INNER)
@@ -76,6 +81,16 @@ def test_the_dump_has_no_problems_and_the_run_no_warnings(ran, name, inner):
     new = _texts(run.result.warnings) - _texts(run.reference.warnings)
     assert all(name in WARNS and WARNS[name] in text for text in new)
     assert bool(new) == (name in WARNS)
+
+
+@pytest.mark.parametrize("inner", [*INNER, "golden"])
+@every_case
+def test_the_account_adds_up_and_tells_of_every_call(ran, name, inner):
+    run = ran(name, inner)
+    assert_adds_up(run.account, run.dump)
+    assert any(row.dumped for row in run.account)
+    if inner == "golden":
+        assert sum(row.dumped for row in run.account) == len(run.calls)
 
 
 @every_case
@@ -141,3 +156,16 @@ def _plain(values):
         for key, value in pairs
         if value is not None
     }
+
+
+@pytest.mark.parametrize("inner", [*INNER, "golden"])
+@every_case
+def test_replay_accuses_no_call_and_has_a_reason_for_each(ran, name, inner):
+    run = ran(name, inner)
+    replays = torchair_scope.replay(run.dump.folder)
+    assert len(replays) == len(run.calls)
+    assert [each for each in replays if each.verdict == "bug"] == []
+    assert all(each.reason for each in replays)
+    judged = {each.target for each in replays if each.verdict == "rounding"}
+    unjudged = {each.target for each in replays if each.verdict == "cannot"} - judged
+    assert all(target.startswith(CANNOT_BE_REPLAYED) for target in unjudged), unjudged

@@ -35,7 +35,9 @@ def read_rank(folder: Folder) -> Rank:
     position = layout.parse_rank_folder_name(folder.name.partition(".")[0])
     run = lines["run"][0] if lines["run"] else {}
     number, world_size = position or (int(run.get("rank", 0)), int(run.get("world_size", 1)))
-    rank = Rank(folder, number, world_size, run, unreadable=unreadable)
+    # A run may tell of a scope more than once; the last time counts.
+    rows = {(str(row["scope"]), str(row["opened_at"])): row for row in lines["account"]}
+    rank = Rank(folder, number, world_size, run, unreadable=unreadable, account=list(rows.values()))
     graph_records = {int(record["graph"]): record for record in lines["graph"]}
     files = _files(folder)
     records = _call_records(lines["call"], graph_records, files)
@@ -80,6 +82,10 @@ def _manifest(folder: Folder) -> tuple[dict[str, list[Record]], list[str]]:
 _NEEDED = {
     "graph": ("graph",),
     "step": ("graph", "step"),
+    "account": (
+        *("scope", "opened_at", "tagged", "reached", "dumped", "calls", "tensors", "bytes"),
+        *("missing", "missing_tensors"),
+    ),
     "call": ("graph", "step", "order", "node", "target"),
 }
 
@@ -148,8 +154,8 @@ def _tensors_of(step: Step, record: Record, files: dict[str, Entry]) -> dict[str
         file = step.folder.file(entry.name) if entry else None
         gone = f"the file {named[slot]} is gone" if slot in named else "it was not saved"
         reason = None if entry else reasons.get(slot, gone)
-        size = entry.size if entry else 0
-        tensors.append(Tensor(slot, file, size, described.get(slot, {}), reason))
+        size, identity = (entry.size, entry.identity) if entry else (0, None)
+        tensors.append(Tensor(slot, file, size, described.get(slot, {}), reason, identity))
     return in_slot_order(tensors)
 
 
@@ -159,7 +165,8 @@ def _calls_of_files(step: Step, files: dict[str, Entry], first: int) -> list[Cal
     for name, entry in files.items():
         parsed = parse_file_name(name)
         if parsed is not None:
-            tensor = Tensor(parsed.slot, step.folder.file(name), entry.size)
+            file = step.folder.file(name)
+            tensor = Tensor(parsed.slot, file, entry.size, identity=entry.identity)
             found[parsed.time, parsed.node, parsed.target].append(tensor)
     return [
         Call(step, first + position, node, target, time, in_slot_order(tensors))

@@ -60,7 +60,7 @@ class Inductor:
                 gm,
                 example_inputs,
                 inner_compile=inner_compile,
-                decompositions=keep_whole(self._table(), is_kept),
+                decompositions=keep_whole(self._table(), is_kept, scoper.decomposed),
                 before_joint_passes=lambda graph: hide_operators(graph, is_kept),
                 after_joint_passes=show_operators,
             )

@@ -24,6 +24,7 @@ from torchair_scope._torchair_private import (
     without_npy_dump,
 )
 from torchair_scope.backends.views import is_view, split_off_views
+from torchair_scope.bisection import prober
 from torchair_scope.capture.compiler import Scoper, direction_of
 from torchair_scope.capture.cut import Boxed, CutGraph
 from torchair_scope.capture.layouts import layout_restorer
@@ -176,19 +177,15 @@ def compile_with_scopes(
     """
     config = compiler.config
     settings = _settings(config)
-    scoped = has_tags(gm) or has_dump_markers(gm.graph)
-    if not scoped and not settings.whole_graph:
-        return compile_with(compiler, gm, example_inputs)
-    if not settings.whole_graph and _dumps_by_itself(config):
-        return compile_with(compiler, _marked_for_own_dump(package, config, gm), example_inputs)
-    refusal = _why_not_dumped(config)
-    if refusal is not None:
-        warnings.warn(refusal, stacklevel=2)
-        return compile_with(compiler, gm, example_inputs)
-
+    scoper = Scoper(settings, package.name, next_number=package.next_graph_number)
+    asked = prober(scoper)
+    if asked is None:
+        left = _left_to_torchair(package, compiler, compile_with, gm, example_inputs)
+        if left is not None:
+            return left()
+    scoper = asked or scoper
     quiet = without_npy_dump(compiler)
     pieces = AscendPieces(package, lambda gm, inputs: compile_with(quiet, gm, inputs))
-    scoper = Scoper(settings, package.name, next_number=package.next_graph_number)
     lifted = _copy(gm)
     lift_markers(lifted.graph)
     if config.mode.value != "max-autotune":
@@ -198,6 +195,29 @@ def compile_with_scopes(
         return AscendGraph(scoper.interpret(lifted, direction))
     compiled = scoper.compile(lifted, example_inputs, direction, pieces)
     return AscendGraph(compiled) if isinstance(compiled, CutGraph) else compiled
+
+
+def _left_to_torchair(
+    package: Package,
+    compiler: Any,
+    compile_with: Callable[[Any, torch.fx.GraphModule, Sequence[Any]], Any],
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+) -> Callable[[], Any] | None:
+    """How TorchAir compiles a graph of which nothing is dumped by us; None for any other."""
+    config = compiler.config
+    whole = _settings(config).whole_graph
+    scoped = has_tags(gm) or has_dump_markers(gm.graph)
+    if not scoped and not whole:
+        return lambda: compile_with(compiler, gm, example_inputs)
+    if not whole and _dumps_by_itself(config):
+        marked = _marked_for_own_dump(package, config, gm)
+        return lambda: compile_with(compiler, marked, example_inputs)
+    refusal = _why_not_dumped(config)
+    if refusal is not None:
+        warnings.warn(refusal, stacklevel=3)
+        return lambda: compile_with(compiler, gm, example_inputs)
+    return None
 
 
 def _settings(config: Any) -> DumpSettings:

@@ -19,31 +19,41 @@ import torch
 from torchair_scope import _torch_private
 from torchair_scope.capture.tags import KEY_OF_BODIES, Tag, tag_in, tag_of
 from torchair_scope.capture.targets import name_of
+from torchair_scope.capture.written import DecomposedOperators
 
 
 def keep_whole(
-    table: Mapping[Any, Callable[..., Any]], is_kept: Callable[[Tag], bool]
+    table: Mapping[Any, Callable[..., Any]],
+    is_kept: Callable[[Tag], bool],
+    decomposed: DecomposedOperators,
 ) -> dict[Any, Callable[..., Any]]:
     """The same decompositions, for all operators but those that are traced in some scopes.
 
     Args:
         table: decompositions by operator overload.
         is_kept: whether the operators of a scope are kept whole.
+        decomposed: is told of those in scopes that are not.
     """
     return {
-        target: _outside_scopes(decomposition, is_kept) for target, decomposition in table.items()
+        target: _outside_scopes(target, decomposition, is_kept, decomposed)
+        for target, decomposition in table.items()
     }
 
 
 def _outside_scopes(
-    decomposition: Callable[..., Any], is_kept: Callable[[Tag], bool]
+    target: Any,
+    decomposition: Callable[..., Any],
+    is_kept: Callable[[Tag], bool],
+    decomposed: DecomposedOperators,
 ) -> Callable[..., Any]:
     @functools.wraps(decomposition)
     def decompose(*args: Any, **kwargs: Any) -> Any:
         tag = tag_of_traced(_torch_private.annotations_of_traced_operator())
-        if tag is not None and is_kept(tag):
+        if tag is None:
+            return decomposition(*args, **kwargs)
+        if is_kept(tag):
             return NotImplemented
-        return decomposition(*args, **kwargs)
+        return decomposed.trace(target, decomposition, args, kwargs)
 
     return decompose
 

@@ -152,7 +152,7 @@ def _bisect(
             raise NothingJudgedError(
                 "nothing was judged: no graph was compiled with backend='torchair_scope' or a "
                 f"backend from get_npu_backend and ran in the steps {selected}. Compile the model "
-                "with one of these."
+                "with one of these; where TorchAir compiles, import torchair_scope."
             )
         state = after(state, findings)
         if progress is not None:

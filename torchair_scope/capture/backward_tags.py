@@ -1,23 +1,34 @@
-"""Tags for the backward of bodies: of a branch of `cond`, of the body of a loop.
+"""Tags for gradients that AOTAutograd does not annotate: of bodies, and of `torch.func`.
 
 AOTAutograd copies annotations from forward nodes to the backward nodes that come of them, in the
 graphs that it traces itself. The backward of a body is traced by the operator around it, which
 runs the body and differentiates it, and there annotations are lost. So a body with tags runs node
 by node while it is traced, with the annotations in force, and puts them on the autograd nodes that
 come to be: they are in force again when these run.
+
+Gradients that `torch.func.grad` and its like take are operators of the forward graph. They get the
+tags of the operators that they are gradients of, unless they are taken in a scope themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import bisect
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeGuard
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from torchair_scope import _torch_private
 from torchair_scope.capture.bodies import tags_in_bodies
-from torchair_scope.capture.tags import KEY_IN_BACKWARD, KEY_OF_BODIES, tag_of, with_tag
+from torchair_scope.capture.tags import (
+    KEY_IN_BACKWARD,
+    KEY_OF_BODIES,
+    KEY_OF_GRADIENTS,
+    tag_in,
+    tag_of,
+    with_tag,
+)
 
 
 def keep_tags_in_backward(gm: torch.fx.GraphModule) -> None:
@@ -26,9 +37,7 @@ def keep_tags_in_backward(gm: torch.fx.GraphModule) -> None:
     The operators around them remember that they had tags: those of `scan` trace their bodies more
     than once, and lose them even so.
     """
-    for module in gm.modules():
-        if not isinstance(module, torch.fx.GraphModule):
-            continue
+    for module in filter(_is_graph, gm.modules()):
         for node in module.graph.nodes:
             tag = next(tags_in_bodies(node), None)
             if tag is not None and tag_of(node) is None:
@@ -37,6 +46,37 @@ def keep_tags_in_backward(gm: torch.fx.GraphModule) -> None:
         if module is not gm and any(map(_has_tag, module.graph.nodes)):
             # On the instance: the graph's generated code, a method of the class, is not touched.
             module.forward = _AnnotatedRun(module)
+
+
+def keep_tags_in_gradients(gm: torch.fx.GraphModule) -> None:
+    """Have what `torch.func` computes for gradients tagged when a Dynamo graph is traced."""
+    own = _torch_private.gradients_of_transforms()
+    for module in filter(_is_graph, gm.modules()):
+        calls = [node for node in module.graph.nodes if node.target is own]
+        for node in calls:
+            node.target = _tagged_gradients
+        if calls:
+            module.recompile()
+
+
+def _is_graph(module: torch.nn.Module) -> TypeGuard[torch.fx.GraphModule]:
+    return isinstance(module, torch.fx.GraphModule)
+
+
+def _tagged_gradients(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    if tag_in(_torch_private.enclosing_annotations()) is None:
+        known = _torch_private.annotations_by_sequence_number()
+        numbers = sorted(known)
+        for autograd_node in _made_since(0, outputs):
+            # Of the nodes that nested transforms make for one operator it knows the last one.
+            position = bisect.bisect_left(numbers, autograd_node._sequence_nr())
+            annotations = known[numbers[position]] if position < len(numbers) else {}
+            if tag_in(annotations) is not None:
+                _annotate_runs(autograd_node, annotations)
+    # Also in force for sums of gradients, which no autograd node makes.
+    annotations = {**_torch_private.enclosing_annotations(), KEY_OF_GRADIENTS: True}
+    with _torch_private.annotations_in_force(annotations):
+        return _torch_private.gradients_of_transforms()(outputs, *args, **kwargs)
 
 
 def _has_tag(node: torch.fx.Node) -> bool:
@@ -63,7 +103,7 @@ class _AnnotatingInterpreter(torch.fx.Interpreter):
         with _torch_private.annotations_in_force(n.meta.get("custom") or {}):
             result = super().run_node(n)
         for autograd_node in _made_since(first, result):
-            _annotate_runs(autograd_node, n)
+            _annotate_runs(autograd_node, n.meta.get("custom") or {})
         return result
 
 
@@ -82,10 +122,10 @@ def _made_since(first: int, result: Any) -> Iterator[Any]:
             yield node
 
 
-def _annotate_runs(autograd_node: Any, node: torch.fx.Node) -> None:
+def _annotate_runs(autograd_node: Any, of_forward: Mapping[str, Any]) -> None:
     """Have the annotations of a node in force whenever an autograd node runs."""
-    annotations = with_tag(node.meta.get("custom"), None)
-    annotations[KEY_IN_BACKWARD] = tuple(tag_of(node) or ())
+    annotations = with_tag(of_forward, None)
+    annotations[KEY_IN_BACKWARD] = tuple(tag_in(of_forward) or ())
     in_force: list[Any] = []
 
     def before(gradients: Any) -> None:

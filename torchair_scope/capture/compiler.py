@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from torchair_scope.capture.account import Outcome, account, number_of
-from torchair_scope.capture.backward_tags import keep_tags_in_backward
+from torchair_scope.capture.backward_tags import keep_tags_in_backward, keep_tags_in_gradients
 from torchair_scope.capture.cut import CutGraph, Part, TapFacts
 from torchair_scope.capture.dynamo_graph import facts_of, warn_of_dead_code
 from torchair_scope.capture.engines import engines_of, part_of
@@ -28,7 +28,7 @@ from torchair_scope.capture.saved import (
     Saved,
     Selection,
     describe_nodes,
-    warn_of_unknown_bodies,
+    warn_of_closed_bodies,
 )
 from torchair_scope.capture.settings import DumpSettings, Filter
 from torchair_scope.capture.shared_bodies import separate_shared_bodies
@@ -41,7 +41,8 @@ from torchair_scope.capture.tags import (
     has_tags,
     tag_what_stands_between,
 )
-from torchair_scope.options import EngineName, Options
+from torchair_scope.capture.written import DecomposedOperators, as_written
+from torchair_scope.options import NONE, EngineName, Options
 
 Direction = Literal["forward", "backward", "inference"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "inference")
@@ -102,6 +103,7 @@ class Scoper:
         is_traced: whether the account knows that Dynamo graph.
         next_number: gives the number of a graph that is dumped.
         random_operators: what their forward graph tells their backward graph.
+        decomposed: operators in scopes that the compiler has taken apart.
     """
 
     settings: DumpSettings
@@ -110,6 +112,7 @@ class Scoper:
     is_traced: bool = False
     next_number: Callable[[], int] = _count
     random_operators: TagsOfRandomOperators = field(default_factory=TagsOfRandomOperators)
+    decomposed: DecomposedOperators = field(default_factory=DecomposedOperators)
 
     def wants(self, gm: torch.fx.GraphModule) -> bool:
         """Whether a Dynamo graph is to pass through `compile`; else it goes on as it is."""
@@ -134,9 +137,15 @@ class Scoper:
         separate_shared_bodies(gm)
         account.traced(gm)
         keep_tags_in_backward(gm)
+        keep_tags_in_gradients(gm)
         warn_of_dead_code(gm)
-        random_operators = TagsOfRandomOperators()
-        return replace(self, facts=facts_of(gm), is_traced=True, random_operators=random_operators)
+        return replace(
+            self,
+            facts=facts_of(gm),
+            is_traced=True,
+            random_operators=TagsOfRandomOperators(),
+            decomposed=DecomposedOperators(),
+        )
 
     def compile(
         self,
@@ -150,20 +159,25 @@ class Scoper:
         for graph in graphs_in(gm):
             tag_what_stands_between(graph)
         account.reached(gm, is_traced=self.is_traced)
-        warn_of_unknown_bodies(gm.graph)
+        if self.settings.layers:
+            account.named(gm, self.settings.layers)
+        warn_of_closed_bodies(gm.graph, self.settings.options_of)
         wants = self._wants_any if self.dumps_whole(gm) else self._wants_tagged
-        saved = Selection(wants, self.engine_of, direction).of(gm.graph)
-        is_dumped = any(map(saved.holds, gm.graph.nodes))
+        written = as_written(gm, self.decomposed)
+        saved = Selection(wants, self.settings.options_of, direction).of(written.graph)
+        is_dumped = any(map(saved.holds, written.graph.nodes))
         if is_dumped or self.settings.graph_file is not None:
             number = self._number(gm)
         if not is_dumped:
             return pieces.whole(gm, example_inputs)
-        nodes = describe_nodes(gm.graph)
+        nodes = describe_nodes(written.graph)
         bind_symbols(gm.graph)
-        engines = engines_of(gm, saved)
+        engines = engines_of(gm, written, saved)
         cutting = [engine for engine in engines if engine.cuts]
         regions = partition(gm.graph, lambda node: any(each.holds(node) for each in cutting))
         pieces.check(regions)
+        for engine in engines:
+            regions = engine.connected(regions)
         compiler = RegionCompiler(gm, example_inputs, pieces)
         parts = [part_of(region, engines, compiler) for region in regions]
         return self._cut(gm, number, direction, regions, parts, saved, nodes)
@@ -171,7 +185,8 @@ class Scoper:
     def interpret(self, gm: torch.fx.GraphModule, direction: Direction) -> Any:
         """Dump a whole ATen graph, which then runs uncompiled."""
         warnings.warn(_FALLS_BACK, stacklevel=2)
-        saved = Selection(self._wants_any, lambda tag: "interpret", direction).of(gm.graph)
+        account.untagged(gm)
+        saved = Selection(self._wants_any, lambda tag: NONE, direction).of(gm.graph)
         number = self._number(gm)
         regions = partition(gm.graph, lambda node: True)
         parts = [dumped(gm, region, saved) for region in regions]

@@ -19,14 +19,15 @@ from torchair_scope.capture.parts import RegionCompiler, dumped
 from torchair_scope.capture.saved import Saved
 from torchair_scope.capture.tap import Tap
 from torchair_scope.capture.targets import handles_tokens
+from torchair_scope.capture.written import Written
 from torchair_scope.options import EngineName
 
 
 class Engine(Protocol):
     """Obtains the values of some calls of one graph.
 
-    It is made of the graph's module, whose graph it may add nodes to that change no value, and of
-    what is saved by it.
+    It is made of the graph's module, whose graph it may add nodes to that change no value, of that
+    graph as it was written, and of what is saved by it.
     """
 
     @property
@@ -35,6 +36,9 @@ class Engine(Protocol):
 
     def holds(self, node: torch.fx.Node) -> bool:
         """Whether a node is one of its operators."""
+
+    def connected(self, regions: list[Region]) -> list[Region]:
+        """The regions with those inputs and outputs that this engine needs besides."""
 
     def part(self, compiler: RegionCompiler, region: Region) -> Part:
         """Make the part of a region that has operators of this engine."""
@@ -45,7 +49,7 @@ class Interpret:
 
     cuts = True
 
-    def __init__(self, gm: torch.fx.GraphModule, saved: Saved) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, written: Written, saved: Saved) -> None:
         self._gm = gm
         self._saved = saved
 
@@ -58,23 +62,29 @@ class Interpret:
         has_tags = tag_of_lost_bodies(node) or next(tags_in_bodies(node), None)
         return self._saved.holds(node) or has_tags is not None or handles_tokens(node)
 
+    def connected(self, regions: list[Region]) -> list[Region]:
+        """The regions as they are: the interpreter sees every value."""
+        return regions
+
     def part(self, compiler: RegionCompiler, region: Region) -> Part:
         """Leave a region to the interpreter."""
         return dumped(self._gm, region, self._saved)
 
 
-_ENGINES: Mapping[EngineName, Callable[[torch.fx.GraphModule, Saved], Engine]] = {
+_ENGINES: Mapping[EngineName, Callable[[torch.fx.GraphModule, Written, Saved], Engine]] = {
     "interpret": Interpret,
     "tap": Tap,
 }
 
 
-def engines_of(gm: torch.fx.GraphModule, saved: Saved) -> list[Engine]:
+def engines_of(gm: torch.fx.GraphModule, written: Written, saved: Saved) -> list[Engine]:
     """The engines for a graph, each with the calls of which it obtains the values."""
     saved = _tokens_interpreted(gm, saved)
-    shares = {make: saved.by(name) for name, make in _ENGINES.items()}
+    shares = {name: saved.by(name) for name in _ENGINES}
     return [
-        make(gm, share) for make, share in shares.items() if any(map(share.holds, gm.graph.nodes))
+        make(gm, written, shares[name])
+        for name, make in _ENGINES.items()
+        if any(map(shares[name].holds, written.graph.nodes))
     ]
 
 

@@ -50,14 +50,14 @@ def extract(gm: fx.GraphModule, region: Region) -> Piece:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in region.inputs:
-        copies[node] = _named_copy(graph, node, "placeholder", node.name)
+        copies[node] = named_copy(graph, node, "placeholder", node.name)
     for node in region.nodes:
         for source in node.all_input_nodes:
             if source.op == "get_attr" and source not in copies:
-                copies[source] = _named_copy(graph, source, "get_attr", source.target)
+                copies[source] = named_copy(graph, source, "get_attr", source.target)
         args = fx.map_arg(node.args, copies.__getitem__)
         kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
-        copies[node] = _named_copy(graph, node, node.op, node.target, args, kwargs)
+        copies[node] = named_copy(graph, node, node.op, node.target, args, kwargs)
     graph.output(tuple(copies[node] for node in region.outputs))
     return Piece(fx.GraphModule(gm, graph), region.inputs, region.outputs)
 
@@ -75,16 +75,17 @@ def with_outputs(gm: fx.GraphModule, additional: Sequence[fx.Node]) -> fx.GraphM
         kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
         if node.op == "output":
             args = ((*args[0], *(copies[value] for value in additional)),)
-        copies[node] = _named_copy(graph, node, node.op, node.target, args, kwargs)
+        copies[node] = named_copy(graph, node, node.op, node.target, args, kwargs)
         copies[node].meta = dict(node.meta)
     module = fx.GraphModule(gm, graph)
     module.meta = dict(gm.meta)
     return module
 
 
-def _named_copy(
+def named_copy(
     graph: fx.Graph, node: fx.Node, op: str, target: Any, args: Any = (), kwargs: Any = None
 ) -> fx.Node:
+    """Copy a node as another kind of node, under its own name and with what it tells."""
     copy = graph.create_node(op, target, args, kwargs or {}, name=node.name, type_expr=node.type)
     # The new graph's namespace may find another name more fitting; dumps and logs go by this one.
     copy.name = node.name

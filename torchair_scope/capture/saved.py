@@ -24,11 +24,11 @@ from torchair_scope.capture.effects import is_irreproducible
 from torchair_scope.capture.markers import markers_of
 from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.tags import Tag, tag_of
-from torchair_scope.options import EngineName
+from torchair_scope.options import EngineName, Options
 
 Facts = Mapping[str, Any]
 Wanted = Callable[[torch.fx.Node, Tag | None], bool]
-EngineOf = Callable[[Tag | None], EngineName]
+OptionsOf = Callable[[Tag | None], Options]
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,14 @@ class SavedCall:
         tag: of the scope that it is saved for.
         number: of the tagged node that it counts for in the account.
         engine: the engine that obtains its values.
+        only_border: whether these are only the values at the border of the scope, if it can.
     """
 
     facts: Facts
     tag: Tag | None = None
     number: str | None = None
     engine: EngineName = "interpret"
+    only_border: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,12 @@ class Selection:
 
     Args:
         wanted: whether an operator is saved, given the scope that it belongs to.
-        engine_of: the engine of a scope; of None for what is dumped outside of any.
+        options_of: the options of a scope; of None for what is dumped outside of any.
         direction: of the graph that is compiled: "forward", "backward" or "inference".
     """
 
     wanted: Wanted
-    engine_of: EngineOf
+    options_of: OptionsOf
     direction: str
 
     def of(self, graph: torch.fx.Graph) -> Saved:
@@ -131,19 +133,15 @@ class Selection:
             if self.wanted(node, tag):
                 listed = {**of_body, "listed_as": pattern + node.name} if of_body else {}
                 facts = {**self._facts(node, tag), **listed}
-                calls[node.name] = SavedCall(facts, tag, number_of(node), engine)
+                only_border = self.options_of(tag).tap == "boundary"
+                calls[node.name] = SavedCall(facts, tag, number_of(node), engine, only_border)
                 operator = self._given(node, calls[node.name], pattern)
                 if operator is not None:
                     given[node.name] = operator
         return Saved(calls, inside, given)
 
     def _engine(self, node: torch.fx.Node, tag: Tag | None) -> EngineName:
-        """The engine for a node: what runs in its bodies can only be interpreted with it."""
-        inner = [*tags_in_bodies(node), tag_of_lost_bodies(node)]
-        engines = {self.engine_of(each) for each in inner if each is not None}
-        if tag is not None or not engines:
-            engines.add(self.engine_of(tag))
-        return engines.pop() if len(engines) == 1 else "interpret"
+        return engine_for(node, tag, self.options_of)
 
     def _bodies(self, node: torch.fx.Node, tag: Tag | None, pattern: str) -> dict[int, SavedBody]:
         found: dict[int, SavedBody] = {}
@@ -187,6 +185,16 @@ class Selection:
         return facts
 
 
+def engine_for(node: torch.fx.Node, tag: Tag | None, options_of: OptionsOf) -> EngineName:
+    """The engine for a node with this tag: what runs in bodies can only be interpreted with it."""
+    inner: list[Tag | None] = [*tags_in_bodies(node), tag_of_lost_bodies(node)]
+    scopes: list[Tag | None] = [each for each in inner if each is not None]
+    if tag is not None or not scopes:
+        scopes.append(tag)
+    engines = {options_of(each).engine for each in scopes}
+    return "tap" if engines == {"tap"} else "interpret"
+
+
 def inherited_tag(node: torch.fx.Node, tag: Tag | None) -> Tag | None:
     """The tag of operators in a node's bodies that have none, if the node itself has `tag`.
 
@@ -202,14 +210,25 @@ def _tag_of_bodies(node: torch.fx.Node) -> Tag | None:
     return next(tags_in_bodies(node), None) or tag_of_lost_bodies(node)
 
 
-def warn_of_unknown_bodies(graph: torch.fx.Graph) -> None:
+def warn_of_closed_bodies(graph: torch.fx.Graph, options_of: OptionsOf) -> None:
     """Say which scopes lie in a body of which the operators cannot be saved one by one."""
     for node in graph.nodes:
+        tags = dict.fromkeys(tags_in_bodies(node))
+        if engine_for(node, tag_of(node), options_of) == "tap":
+            for tag in (tag for tag in tags if tag != tag_of(node)):
+                warnings.warn(
+                    f"scope {tag.scope!r} opened at {tag.opened_at} lies in a body of "
+                    f"{node.target}, out of which compiled code hands no values: {node.name} is "
+                    "dumped as one operator. Open the scope with engine='interpret' to have the "
+                    "operators in it dumped.",
+                    stacklevel=2,
+                )
+            continue
         for module in (body.module for body in called_bodies(node)):
-            warn_of_unknown_bodies(module.graph)
+            warn_of_closed_bodies(module.graph, options_of)
         if called_bodies(node) or runs_fused(node):
             continue
-        for tag in dict.fromkeys(tags_in_bodies(node)):
+        for tag in tags:
             warnings.warn(
                 f"scope {tag.scope!r} opened at {tag.opened_at} lies in the body of {node.target}, "
                 f"an operator that is not known to call it and no more: {node.name} is dumped as "

@@ -51,7 +51,7 @@ def symbols_of(node: fx.Node) -> list[str]:
 
 def symbol_bound_by(node: fx.Node) -> str | None:
     """The symbol that the node's value is, or None if the value is anything else, `2*s0` say."""
-    return _as_symbol(value_of(node))
+    return symbol_of(value_of(node))
 
 
 def binders(graph: fx.Graph) -> dict[str, fx.Node]:
@@ -104,11 +104,12 @@ def _symbolic_sizes(node: fx.Node) -> list[tuple[int, str]]:
     value = value_of(node)
     if not isinstance(value, torch.Tensor):
         return []
-    pairs = [(dim, _as_symbol(size)) for dim, size in enumerate(value.shape)]
+    pairs = [(dim, symbol_of(size)) for dim, size in enumerate(value.shape)]
     return [(dim, symbol) for dim, symbol in pairs if symbol is not None]
 
 
-def _as_symbol(number: Any) -> str | None:
+def symbol_of(number: Any) -> str | None:
+    """The symbol that a number is; None if it is anything else."""
     # Nested integers (jagged sizes) are SymInts without an expression: they have no free symbols.
     if not isinstance(number, (torch.SymInt, torch.SymFloat)) or not free_symbols(number):
         return None

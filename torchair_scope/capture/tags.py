@@ -19,6 +19,7 @@ KEY = "torchair_scope"
 # Beside KEY, which AOTAutograd copies from forward to backward nodes, with mistakes in bodies.
 KEY_IN_BACKWARD = "torchair_scope_in_backward"
 KEY_OF_BODIES = "torchair_scope_of_bodies"
+KEY_OF_GRADIENTS = "torchair_scope_of_gradients"
 UNKNOWN = "unknown"
 
 _KNOWN = ("custom", "partitioner_tag")
@@ -130,7 +131,7 @@ def tag_what_stands_between(graph: torch.fx.Graph) -> None:
     of a scope only belongs to it as well. And these are nodes without an origin, which a pass has
     put in the place of others.
     """
-    sums = [node for node in graph.nodes if node.meta.get("is_gradient_acc")]
+    sums = [node for node in graph.nodes if _is_sum_of_gradients(node)]
     known = set(sums)
     between = [node for node in graph.nodes if node in known or _has_no_origin(node)]
     made_of: dict[torch.fx.Node, Tag] = {}
@@ -146,6 +147,13 @@ def tag_what_stands_between(graph: torch.fx.Graph) -> None:
             _put_common_tag(node, [made_of[node], used_in[node]])
     for node in sums:
         _put_common_tag(node, [tag_of(source) for source in node.all_input_nodes])
+
+
+def _is_sum_of_gradients(node: torch.fx.Node) -> bool:
+    if node.meta.get("is_gradient_acc"):
+        return True
+    annotations = node.meta.get("custom") or {}
+    return KEY_OF_GRADIENTS in annotations and node.target is torch.ops.aten.add.Tensor
 
 
 def _has_no_origin(node: torch.fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""Why code in the reach of `torch.compile` runs uncompiled, and the warning that says so.
+"""Why code in the reach of `torch.compile` runs uncompiled, and what a scope in it cannot see.
 
 Dynamo leaves a frame to Python when it cannot trace it as a whole, and a graph break inside a
 `with` block is such a case. It does so without a word.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchair_scope import _torch_private
+from torchair_scope.capture.account import account
 from torchair_scope.capture.eager_graphs import run_of
 from torchair_scope.capture.frames import frames_outwards
 from torchair_scope.capture.other_backends import hides_operators, is_left_to_python
@@ -89,3 +90,33 @@ def warn(code: Uncompiled, tag: Tag, settings: DumpSettings) -> None:
         f"as they run, to {os.path.join(folder, 'eager_…')}. To have the rest compiled, move what "
         "breaks the graph out of the scope.",
     )
+
+
+_GRADIENTS = (
+    "it is opened in eager code in a function that torch.func.grad or its like differentiates: "
+    "the operators of these gradients are not dumped. Open a scope around the call of torch.func, "
+    "or compile the function with torchair_scope"
+)
+
+
+def warn_of_gradients(tag: Tag, settings: DumpSettings) -> None:
+    """Say once for each dump that gradients are taken of a scope from outside, and not dumped."""
+    _warn_of_unseen(tag, settings, _GRADIENTS)
+
+
+def warn_of_subclass(tag: Tag, settings: DumpSettings, types: Sequence[type]) -> None:
+    """Say once for each dump that the backward of some tensors is not dumped in eager code."""
+    names = {cls.__name__ for cls in types if _torch_private.has_own_dispatch(cls)}
+    what = (
+        f"it is opened in eager code that differentiates {', '.join(sorted(names))}: the operators "
+        "of their forward are dumped, those of their backward are not. Compile the code with "
+        "torchair_scope to have both"
+    )
+    _warn_of_unseen(tag, settings, what)
+
+
+def _warn_of_unseen(tag: Tag, settings: DumpSettings, what: str) -> None:
+    account.unseen(tag, what)
+    if settings.options_of(None).selects_rank(this_rank()):
+        said = f"scope {tag.scope!r} opened at {tag.opened_at}: {what}."
+        run_of(settings).rank_folder.say_once(f"unseen {tag} {what}", said)

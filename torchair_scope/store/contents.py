@@ -24,16 +24,18 @@ SMALL = 4096
 _MOST = 1 << 15
 
 
+_settling = threading.Lock()  # one for all: it is held for a few lines, and these are many
+
+
 class Awaited:
     """Something that others wait for, without holding up a thread."""
 
     def __init__(self) -> None:
         self._is_settled = False
         self._waiting: list[Callable[[], None]] = []
-        self._lock = threading.Lock()
 
     def _settle(self) -> None:
-        with self._lock:
+        with _settling:
             self._is_settled = True
             waiting, self._waiting = self._waiting, []
         for settled in waiting:
@@ -41,7 +43,7 @@ class Awaited:
 
     def when_settled(self, settled: Callable[[], None]) -> None:
         """Call something once this is settled: now, or by the thread that settles it."""
-        with self._lock:
+        with _settling:
             if not self._is_settled:
                 self._waiting.append(settled)
                 return
@@ -55,18 +57,20 @@ class Content(Awaited):
         number: that call records have for it.
         checksum: of the bytes; None for a few, which a secure hash has told apart.
         path: a file that has them; None before it is settled, and if it could not be written.
+        size: of the file.
     """
 
     def __init__(self, number: int, checksum: int | None = None) -> None:
         super().__init__()
         self.number = number
+        self.size = 0
         self.checksum = checksum
         self.path: str | None = None
         self.is_lost = False
 
-    def is_at(self, path: str) -> None:
+    def is_at(self, path: str, size: int) -> None:
         """It has been written."""
-        self.path = path
+        self.path, self.size = path, size
         self._settle()
 
     def lose(self) -> None:
@@ -153,8 +157,8 @@ class Links:
         self.remark: str | None = None
         self._can_link = True
 
-    def make(self, content: Content, folder: Folder, name: str) -> tuple[int, int]:
-        """Put a content under a further name; give the file's bytes, and those written for it.
+    def make(self, content: Content, folder: Folder, name: str) -> int:
+        """Put a content under a further name; give the bytes that were written for it.
 
         **Raises:** `OSError`; `FileNotFoundError` if its file has been removed.
         """
@@ -163,13 +167,14 @@ class Links:
             raise FileNotFoundError(errno.ENOENT, "the file to link to is gone", name)
         if self._can_link:
             try:
-                return npy.link(source, folder, name), 0
+                npy.link(source, folder, name)
+                return 0
             except OSError as error:
                 if not self._has_refused(error):
                     raise
-        size = npy.copy_npy(source, folder, name)
+        written = npy.copy_npy(source, folder, name)
         content.path = f"{folder.path}/{name}"  # which takes further links, after EMLINK
-        return size, size
+        return written
 
     def _has_refused(self, error: OSError) -> bool:
         """Whether the file system does not make this link, or none."""
@@ -186,3 +191,12 @@ class Links:
             )
             return True
         return False
+
+
+def _forget() -> None:
+    """A forked child's copy of the lock may be held by no one."""
+    global _settling
+    _settling = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

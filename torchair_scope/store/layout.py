@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import itertools
 import os
@@ -70,6 +71,7 @@ def step_folder_name(graph: int, step: int, kind: GraphKind = "graph") -> str:
     return f"{kind}_{graph}/{step}"
 
 
+@functools.lru_cache(maxsize=4096)
 def call_stem(node: str, target: str) -> str:
     """Name the files of one call up to the slot, `add_1-aten.add.Tensor`.
 
@@ -96,10 +98,15 @@ def slot_name(kind: str, *indices: int | str) -> str:
 
 def file_name(stem: str, slot: str, stamp: str) -> str:
     """Name one `.npy` file; at most 255 bytes, characters `[A-Za-z0-9_.-]` only."""
+    room = _LONGEST_NAME - _ENDING - len(stem) - len(".")
+    return f"{stem}.{_safe_slot(slot, room)}.{stamp}.npy"
+
+
+@functools.lru_cache(maxsize=4096)
+def _safe_slot(slot: str, longest: int) -> str:
     if _FORBIDDEN.search(slot):  # two keywords may differ in forbidden characters only
         slot = f"{slot}-{_digest(slot)}"
-    room = _LONGEST_NAME - _ENDING - len(stem) - len(".")
-    return f"{stem}.{_safe(slot, room)}.{stamp}.npy"
+    return _safe(slot, longest)
 
 
 def _safe(text: str, longest: int) -> str:
@@ -115,6 +122,11 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=6).hexdigest()
 
 
+@functools.lru_cache(maxsize=4)
+def _digits_of_second(time: datetime) -> str:
+    return time.strftime("%Y%m%d%H%M%S")
+
+
 _stamp_lock = threading.Lock()
 _last_stamp = datetime.min.replace(tzinfo=timezone.utc)
 
@@ -125,7 +137,9 @@ def time_stamp() -> str:
     with _stamp_lock:
         now = datetime.now(timezone.utc)
         _last_stamp = max(now, _last_stamp + timedelta(microseconds=1))
-        return _last_stamp.strftime("%Y%m%d%H%M%S%f")
+        return (
+            f"{_digits_of_second(_last_stamp.replace(microsecond=0))}{_last_stamp.microsecond:06}"
+        )
 
 
 def free_name(path: str) -> str:

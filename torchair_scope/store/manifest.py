@@ -77,6 +77,8 @@ def encode(value: Any, slot: str, hand_over: HandOver) -> Any:
 
 def encode_constant(value: Any) -> Any:
     """Give a value that holds no tensor as JSON."""
+    if value is None or type(value) in (bool, int, str):
+        return value
     for symbolic, number in SYMBOLIC.items():
         if isinstance(value, symbolic):
             try:

@@ -1,4 +1,4 @@
-"""One value as a `.npy` file that is whole or not there."""
+"""Files that are whole or not there: one value each as `.npy`, and others."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ class Folder:
 
     def descriptor(self) -> int:
         """The open folder."""
+        if self._descriptor is not None:
+            return self._descriptor
         with self._lock:
             if self._descriptor is None:
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -84,6 +86,20 @@ def write_npy(folder: Folder, name: str, value: Npy) -> int:
     **Raises:** `OSError`; nothing is left behind.
     """
     return _made(folder, name, lambda descriptor: _write(descriptor, value))
+
+
+def write_bytes(folder: Folder, name: str, data: bytes) -> int:
+    """Write a file that is no array, whole or not at all; give its bytes.
+
+    **Raises:** `OSError`; nothing is left behind.
+    """
+
+    def fill(descriptor: int) -> int:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        return len(data)
+
+    return _made(folder, name, fill)
 
 
 def copy_npy(source: str, folder: Folder, name: str) -> int:
@@ -141,14 +157,12 @@ def _write(descriptor: int, value: Npy) -> int:
     return written
 
 
-def link(source: str, folder: Folder, name: str) -> int:
-    """Give a file a further name; give its bytes.
+def link(source: str, folder: Folder, name: str) -> None:
+    """Give a file a further name.
 
     **Raises:** `OSError`; see `has_no_links` and `errno.EMLINK`.
     """
-    at = folder.descriptor()
-    os.link(source, name, dst_dir_fd=at)
-    return os.stat(name, dir_fd=at).st_size
+    os.link(source, name, dst_dir_fd=folder.descriptor())
 
 
 def has_no_links(error: OSError) -> bool:

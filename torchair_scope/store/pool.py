@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import os
-import queue
 import threading
 from collections.abc import Iterable
 from typing import Protocol
@@ -16,6 +15,10 @@ from typing import Protocol
 from torchair_scope.store.sections import section
 
 THREADS = min(4, max(2, os.cpu_count() or 2))
+# To wake a thread costs as much as a small file, so it is woken for this much, each job counted as
+# so many bytes beside its own. What is left is done when it is waited for.
+_BYTES_TO_WAKE = 1 << 17
+_BYTES_OF_A_JOB = 1 << 12
 
 
 class Group:
@@ -49,8 +52,12 @@ class Pool:
     """Runs jobs on threads, which are started at the first one."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._changed = threading.Condition()
+        self._jobs: collections.deque[Job] = collections.deque()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._work = threading.Condition(lock)
+        self._queued = 0
+        self._idle = 0
         self._waiting = 0
         self._threads: list[threading.Thread] = []
         self._outstanding = 0
@@ -62,19 +69,20 @@ class Pool:
         with self._changed:
             while self._in_flight and self._in_flight + job.nbytes > limit:
                 self._wait()
-            self.expect(job)
+            self._expect(job)
+            self._jobs.append(job)
+            self._queued += job.nbytes + _BYTES_OF_A_JOB
             if len(self._threads) < THREADS:
                 self._start_thread()
-        self._jobs.put(job)
+            elif self._idle and self._queued >= _BYTES_TO_WAKE:
+                self._work.notify()
 
-    def expect(self, job: Job) -> None:
-        """Count a job that something else runs: `done` is called for it."""
-        with self._changed:
-            job.group.outstanding += 1
-            self._outstanding += 1
-            self._in_flight += job.nbytes
-            if job.storage is not None:
-                self._reading[job.storage] += 1
+    def _expect(self, job: Job) -> None:
+        job.group.outstanding += 1
+        self._outstanding += 1
+        self._in_flight += job.nbytes
+        if job.storage is not None:
+            self._reading[job.storage] += 1
 
     def done(self, job: Job) -> None:
         """A job has nothing left to do."""
@@ -82,16 +90,17 @@ class Pool:
             job.group.outstanding -= 1
             self._outstanding -= 1
             self._in_flight -= job.nbytes
-            self._release(job)
+            if job.storage is not None:
+                self._reading[job.storage] -= 1
+                if not self._reading[job.storage]:
+                    del self._reading[job.storage]
+                job.storage = None
             if self._waiting:
                 self._changed.notify_all()
 
-    def _release(self, job: Job) -> None:
-        if job.storage is not None:
-            self._reading[job.storage] -= 1
-            if not self._reading[job.storage]:
-                del self._reading[job.storage]
-            job.storage = None
+    def in_flight(self) -> int:
+        """The bytes that wait to be written."""
+        return self._in_flight
 
     def wait(self, group: Group) -> None:
         """Wait until a group is done; if that is interrupted, what has not begun is lost."""
@@ -126,6 +135,8 @@ class Pool:
         return _Unstarted(self._changed, job)
 
     def _wait(self) -> None:
+        if self._idle and self._jobs:
+            self._work.notify_all()
         self._waiting += 1
         try:
             self._changed.wait()
@@ -134,15 +145,20 @@ class Pool:
 
     def _start_thread(self) -> None:
         # Daemons: others would be waited for before the functions of atexit run.
-        thread = threading.Thread(target=self._work, name="torchair_scope writer", daemon=True)
+        thread = threading.Thread(target=self._write, name="torchair_scope writer", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _work(self) -> None:
+    def _write(self) -> None:
         with section:  # For good: what a finaliser would wait for here never comes.
             while True:
-                job = self._jobs.get()
-                with self._changed:
+                with self._work:
+                    while not self._jobs:
+                        self._idle += 1
+                        self._work.wait()
+                        self._idle -= 1
+                    job = self._jobs.popleft()
+                    self._queued -= job.nbytes + _BYTES_OF_A_JOB
                     job.started = True
                 if job.run():
                     self.done(job)
