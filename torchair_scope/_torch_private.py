@@ -29,9 +29,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 DecompositionTable = Mapping[Any, Callable[..., Any]]
 
 
-@functools.cache
 def private(module: str, name: str) -> Any:
-    """The attribute `name` of a private torch module, or an error that says what is missing."""
+    """The attribute `name` of a private torch module, or an error that says what is missing.
+
+    It is looked up each time: some of these names, such as `current_meta`, are bound anew while
+    torch traces.
+    """
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -801,14 +804,19 @@ def is_plain_on_cpu(tensor: torch.Tensor) -> bool:
     It is no conj or neg view, not sparse, quantised, nested, functional, batched or fake. The
     single questions (`is_neg`) let another thread take the interpreter's lock; this does not.
     """
-    keys: int = private("torch._C", "_dispatch_keys")(tensor).raw_repr()
+    keys: int = _keys_of()(tensor).raw_repr()
     return not keys & ~_plain_keys()
+
+
+@functools.cache
+def _keys_of() -> Callable[[torch.Tensor], Any]:
+    return private("torch._C", "_dispatch_keys")
 
 
 @functools.cache
 def _plain_keys() -> int:
     plain = torch.empty(0, device="cpu")
-    return private("torch._C", "_dispatch_keys")(plain).raw_repr()
+    return _keys_of()(plain).raw_repr()
 
 
 def weak_storage(tensor: torch.Tensor) -> Any:
