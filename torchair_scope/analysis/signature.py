@@ -49,7 +49,7 @@ def signature_of(call: Call) -> Signature:
         operator=functional_name(call.operator),
         shapes=tuple(map(_shape, call.outputs.values())),
         scope=call.scope,
-        module=call.module,
+        module=call.module or None,  # the outermost module has no path, or an empty one
         source=place,
         node=call.node,
         direction=direction_of(call),
