@@ -94,11 +94,12 @@ class Sides:
 
 
 def compiled(model: torch.nn.Module, dtype: torch.dtype, backend: Any, **options: Any) -> Step:
-    compiled = torch.compile(model.to(dtype).eval(), backend=backend, fullgraph=True, **options)
+    """A step of a compiled model, in inference."""
+    function = torch.compile(model.to(dtype).eval(), backend=backend, fullgraph=True, **options)
 
     def step(x: torch.Tensor) -> Any:
         with torch.no_grad():
-            return compiled(x)
+            return function(x)
 
     return step
 

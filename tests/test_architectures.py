@@ -189,6 +189,7 @@ def check_dump(architecture: Architecture, path: Path) -> None:
     assert rank.problems == []
     assert {call.scope.split("/")[0] for call in rank.calls} == {"layer"}
     assert any(architecture.operator in call.target for call in rank.calls)
+    assert {each.verdict for each in torchair.replay(path)} <= {"rounding", "cannot"}
     verdicts = zip(rank.calls, assert_replays(read(path)), strict=True)
     skipped = {call.target for call, verdict in verdicts if verdict.kind == "skipped"}
     assert all(target.startswith("aten.empty") for target in skipped)

@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,7 +30,7 @@ from torchair_scope.analysis.advice import no_call
 from torchair_scope.analysis.compare import Comparison, bytes_to_compare
 from torchair_scope.analysis.compare import compare as compare_dumps
 from torchair_scope.analysis.dump import Call, Dump
-from torchair_scope.analysis.executors import pool_for
+from torchair_scope.analysis.executors import forks_for, pool_for
 from torchair_scope.analysis.export_files import FORMATS
 from torchair_scope.analysis.export_files import export as export_dump
 from torchair_scope.analysis.load import load
@@ -68,6 +68,8 @@ StepNumber = Annotated[int | None, typer.Option("--step", help="which run of eac
 Everything = Annotated[bool, typer.Option("--all", help="show every row")]
 
 _ROWS = 20
+# How many times longer a replay takes than a comparison, for each byte.
+_REPLAYED = 16
 _FOR_THE_USER = (
     *(OSError, LookupError, ValueError, ImportError),
     *(NotReplayableError, NothingJudgedError),
@@ -235,8 +237,8 @@ def _compared(
     dumps = load(golden), load(target)
     for dump in dumps:
         _some_calls(dump, scope, None, step)
-    size = bytes_to_compare(*dumps)
-    with _progress("compare") as begin, pool_for(size) as executor:
+    size = bytes_to_compare(*dumps, scope, step)
+    with forks_for(size) as executor, _progress("compare") as begin:
         return compare_dumps(
             *dumps, scope=scope, step=step, executor=executor, progress=begin(size), **options
         )
@@ -284,7 +286,7 @@ def replay(
         _print_json(paths) if as_machine else print(*paths, sep="\n")
         return
     chosen = {"scope": scope, "node": op, "step": step, "device": device, "reference": reference}
-    replays = _replayed(loaded, as_json.bytes_of(calls), **chosen)
+    replays = _replayed(loaded, as_json.bytes_of(calls), imports or (), **chosen)
     if as_machine:
         _print_json([as_json.json_of_replay(each) for each in replays])
     else:
@@ -295,11 +297,11 @@ def replay(
     raise typer.Exit(AGREES if "rounding" in verdicts else CANNOT_TELL)
 
 
-def _replayed(dump: Dump, size: int, **chosen: Any) -> list[Replay]:
+def _replayed(dump: Dump, size: int, imports: Sequence[str] = (), **chosen: Any) -> list[Replay]:
     from torchair_scope.analysis.replay import replay as replay_calls
 
-    with _progress("replay") as begin:
-        return replay_calls(dump, **chosen, progress=begin(size))
+    with pool_for(_REPLAYED * size, imports) as executor, _progress("replay") as begin:
+        return replay_calls(dump, **chosen, executor=executor, progress=begin(size))
 
 
 def _export_scripts(calls: list[Call], folder: Path, imports: list[str]) -> list[str]:

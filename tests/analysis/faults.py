@@ -40,15 +40,20 @@ class Block(torch.nn.Module):
 
 
 def run(path: Path, dtype: torch.dtype, backend: Any, directions: str = "both") -> None:
-    """Dump two steps of the block, forward and backward, each with other inputs."""
+    """Dump two steps of the block, forward and backward, each with other inputs.
+
+    The backend "eager" is no compiler at all.
+    """
     torch._dynamo.reset()
     torch.manual_seed(11)
     model = Block().to(dtype)
     options = {"path": str(path), "backend": backend}
-    compiled = torch.compile(model, backend="torchair_scope", options=options, fullgraph=True)
-    for _ in range(STEPS):
-        x = torch.randn(SIZE, SIZE, dtype=dtype)
-        compiled(x).square().sum().backward()
+    if backend != "eager":
+        model = torch.compile(model, backend="torchair_scope", options=options, fullgraph=True)
+    with torchair_scope.scope.configure(path=str(path)):
+        for _ in range(STEPS):
+            x = torch.randn(SIZE, SIZE, dtype=dtype)
+            model(x).square().sum().backward()
 
 
 @contextlib.contextmanager

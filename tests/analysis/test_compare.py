@@ -11,6 +11,7 @@ import torch
 
 import torchair_scope
 from tests.analysis.conftest import rank_folder, without_manifest
+from torchair_scope.analysis import executors
 from torchair_scope.analysis.numerics import Tolerance
 from torchair_scope.store.run import open_run
 
@@ -279,6 +280,82 @@ def test_ranks_are_paired_by_number(sound_dumps, float32_dump):
     assert len(torchair_scope.compare(folder_of_two, folder_of_two).results) == 2 * len(
         torchair_scope.load(sound_dumps["float32"]).calls()
     )
+
+
+def two_on_a_line(path, order, wrong=0.0):
+    """Two calls that differ in nothing but their inputs, in one order or the other."""
+    y = X.flip(0) + 0.05
+    parts = [("first", X.sin(), X), ("second", y.sin() + wrong, y)]
+    nodes = [f"sin_{position}" for position in range(2)]
+    facts = {"scope": "s", "source": {"file": "model.py", "line": 3, "code": "sin(x) + sin(y)"}}
+    calls = [
+        (node, "aten.sin.default", (value,), result, facts)
+        for node, (_, result, value) in zip(nodes, [parts[k] for k in order], strict=True)
+    ]
+    total = parts[0][1] + parts[1][1]
+    added = ("add", "aten.add.Tensor", (parts[0][1], parts[1][1]), total, facts)
+    return write_dump(path, [*calls, added])
+
+
+def test_twins_on_a_line_in_another_order_are_paired_by_their_inputs(tmp_path):
+    golden = two_on_a_line(tmp_path / "golden", (0, 1))
+    comparison = torchair_scope.compare(golden, two_on_a_line(tmp_path / "target", (1, 0)))
+    assert comparison.verdict.kind == "agrees", comparison.verdict.text
+    pairs = [(each.pair.golden.node, each.pair.target.node) for each in comparison.results]
+    assert pairs == [("sin_1", "sin_0"), ("sin_0", "sin_1"), ("add", "add")]
+    assert [each.pair.rule for each in comparison.results] == ["inputs", "inputs", "name"]
+    assert (comparison.only_golden, comparison.only_target) == ([], [])
+
+
+def test_a_fault_in_one_of_two_twins_is_found_in_another_order(tmp_path):
+    golden = two_on_a_line(tmp_path / "golden", (0, 1))
+    wrong = two_on_a_line(tmp_path / "target", (1, 0), wrong=0.25)
+    verdict = torchair_scope.compare(golden, wrong).verdict
+    assert (verdict.kind, verdict.call.pair.target.node) == ("made", "sin_0"), verdict.text
+
+
+def test_a_twin_that_only_the_golden_run_has_is_left_over(tmp_path):
+    """Of three on a line the target has two: which ones is known by their inputs."""
+    values = [X, X.flip(0) + 0.05, X * 0.5]
+    facts = {"scope": "s", "source": {"file": "model.py", "line": 3, "code": "sin"}}
+    calls = [
+        (f"sin_{position}", "aten.sin.default", (value,), value.sin(), facts)
+        for position, value in enumerate(values)
+    ]
+    renamed = [(f"sin_{position}", *call[1:]) for position, call in enumerate(calls[1:])]
+    paths = write_dump(tmp_path / "golden", calls), write_dump(tmp_path / "target", renamed)
+    comparison = torchair_scope.compare(*paths)
+    assert comparison.verdict.kind == "agrees", comparison.verdict.text
+    assert [call.node for call in comparison.only_golden] == ["sin_0"]
+
+
+def test_a_file_of_several_names_is_read_once(tmp_path):
+    """The result of one operator is the input of the next, and may be one file."""
+    calls = chain(X, ["sin", "cos", "tanh"])
+    paths = [write_dump(tmp_path / name, calls) for name in ("golden", "target")]
+    for path in paths:
+        for one, other in (("sin_0", "cos_1"), ("cos_1", "tanh_2")):
+            (output,) = path.rglob(f"{one}-*.OUTPUT.0.*")
+            (following,) = path.rglob(f"{other}-*.INPUT.0.*")
+            following.unlink()
+            following.hardlink_to(output)
+    told = []
+    comparison = torchair_scope.compare(*paths, progress=told.append)
+    sizes = {file.stat().st_ino: file.stat().st_size for file in tmp_path.rglob("*.npy")}
+    assert sum(told) == sum(sizes.values())
+    slots = [[each.slot for each in result.tensors] for result in comparison.results]
+    assert slots == [["INPUT.0", "OUTPUT.0"]] * 3
+    assert comparison.verdict.kind == "agrees"
+
+
+def test_the_pool_of_the_command_line_gives_the_same(sound_dumps, faulty_dump, monkeypatch):
+    monkeypatch.setattr(executors, "WORTH_A_FORK", 0)
+    monkeypatch.setattr(executors, "_cores", lambda: 2)
+    with executors.forks_for(1) as executor:
+        there = torchair_scope.compare(sound_dumps["float32"], faulty_dump, executor=executor)
+    here = torchair_scope.compare(sound_dumps["float32"], faulty_dump)
+    assert executor is not None
+    assert repr(there.results) == repr(here.results)
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from torchair_scope.analysis import statistics
+from torchair_scope.analysis import blocks
 from torchair_scope.analysis.metrics import ShapesDifferError, measure
 from torchair_scope.analysis.numerics import EPSILONS, TOLERANCES, rounded, tolerance_of
+from torchair_scope.analysis.source import File
 
 SEED = 3
 
 
-@pytest.fixture(params=[0, 1, 1000, statistics.BLOCK, 2 * statistics.BLOCK + 7])
+@pytest.fixture(params=[0, 1, 1000, blocks.BLOCK, 2 * blocks.BLOCK + 7])
 def pair(request):
     generator = np.random.default_rng(SEED)
     golden = generator.normal(size=request.param).astype(np.float32)
@@ -144,3 +145,91 @@ def test_bools_and_scalars_are_compared():
 def test_different_shapes_are_an_error():
     with pytest.raises(ShapesDifferError, match=r"golden has shape \(2,\), target \(3,\)"):
         measure(np.zeros(2), np.zeros(3))
+
+
+def in_float64(golden, target, dtypes):
+    """The same metrics, by a computation in float64 alone: a long double takes no short cut."""
+    return measure(golden.astype(np.longdouble), target.astype(np.longdouble), *dtypes)
+
+
+DISTURBANCES = {
+    "one element": lambda x, noise: np.where(np.arange(x.size) == x.size // 2, x + 1, x),
+    "rounding": lambda x, noise: x * (1 + 1e-6 * noise),
+    "much": lambda x, noise: x + noise,
+    "other signs": lambda x, noise: -x,
+    "zeros": lambda x, noise: np.where(noise > 0, x, 0),
+    "signed zeros": lambda x, noise: np.where(np.abs(x) < 1, -0.0 * x, x * (1 + 1e-4)),
+    "huge": lambda x, noise: x * 1e30 if x.dtype.itemsize > 2 else x * 2,
+    "tiny": lambda x, noise: x * 1e-25,
+    "NaN": lambda x, noise: np.where(noise > 2, np.nan, x),
+    "infinities": lambda x, noise: np.where(noise > 2, np.sign(x) * np.inf, x),
+}
+
+
+@pytest.mark.parametrize("disturb", DISTURBANCES)
+@pytest.mark.parametrize(
+    ("golden_dtype", "target_dtype"),
+    [
+        ("float32", "float32"),
+        ("float32", "bfloat16"),
+        ("bfloat16", "bfloat16"),
+        ("bfloat16", "float32"),
+        ("float16", "float16"),
+        ("float32", "float16"),
+        ("float16", "float32"),
+        ("float64", "float64"),
+        ("float64", "float32"),
+    ],
+)
+def test_short_cuts_change_no_metric(golden_dtype, target_dtype, disturb):
+    generator = np.random.default_rng(SEED)
+    size = blocks.BLOCK + 5000
+    x, noise = generator.normal(size=(2, size))
+    x[: size // 3] *= 100
+    golden = as_stored(x, golden_dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        target = as_stored(DISTURBANCES[disturb](golden.astype(np.float64), noise), target_dtype)
+    expected = in_float64(golden, target, (golden_dtype, target_dtype))
+    metrics = measure(golden, target, golden_dtype, target_dtype)
+    for name, value in vars(expected).items():
+        if isinstance(value, float):
+            assert getattr(metrics, name) == pytest.approx(value, rel=1e-5, abs=1e-300), name
+        else:
+            assert repr(getattr(metrics, name)) == repr(value), name
+
+
+def as_stored(values, dtype):
+    """The values of a dtype, in the dtype of its files."""
+    if dtype == "bfloat16":
+        return torch.from_numpy(values).bfloat16().float().numpy()
+    return values.astype(dtype)
+
+
+def test_a_mapped_file_leaves_the_memory_behind_the_block_that_is_read(tmp_path):
+    size = 64_000_000
+    for name in ("golden", "target"):
+        np.lib.format.open_memmap(tmp_path / name, "w+", np.float32, (size // 4,))[:] = 1
+    before = resident()
+    arrays = [File(str(tmp_path / name)).array() for name in ("golden", "target")]
+    most = []
+    for _, block in blocks.blocks(*arrays):
+        most.append(resident() if block[0].max() == block[1].max() else 0)
+    assert max(most) - before < size
+
+
+def resident():
+    """Bytes of files that are mapped and in memory."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssFile"))
+
+
+@pytest.mark.parametrize("orders", ["FF", "CF", "FC"])
+def test_the_order_in_memory_changes_nothing(orders):
+    golden = np.random.default_rng(SEED).normal(size=(30, 40, 70)).astype(np.float32)
+    target = golden.copy()
+    target[3, 17, 29] += 1
+    expected = measure(golden, target)
+    pair = [np.asarray(each, order=o) for each, o in zip((golden, target), orders, strict=True)]
+    metrics = measure(*pair)
+    assert metrics.worst == expected.worst
+    assert metrics.rmse == pytest.approx(expected.rmse)

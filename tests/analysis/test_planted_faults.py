@@ -30,7 +30,7 @@ def sound(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sound")
     paths = {}
     for name, dtype in DTYPES.items():
-        for backend in ("aot_eager", "inductor"):
+        for backend in ("eager", "aot_eager", "inductor"):
             paths[name, backend] = folder / f"{name}-{backend}"
             faults.run(paths[name, backend], dtype, backend)
     return paths
@@ -51,8 +51,23 @@ def test_no_operator_is_named_where_there_is_no_fault(sound, dtype, backends):
     assert not (comparison.only_target)
 
 
-def test_a_bfloat16_run_agrees_with_its_float32_golden(sound):
-    comparison = compare(sound["float32", "aot_eager"], sound["bfloat16", "inductor"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_golden_run_of_eager_code_agrees_forward_and_backward(sound, dtype, backend):
+    """Only `detach`, and what the compiled backward computes once more, have no partner."""
+    comparison = compare(sound[dtype, "eager"], sound[dtype, backend])
+    assert comparison.verdict.kind == "agrees", comparison.verdict.text
+    assert {call.target for call in comparison.only_golden} == {"aten.detach.default"}
+    assert {call.graph.direction for call in comparison.only_target} == {"backward"}
+    calls = [result.pair.target for result in comparison.results]
+    computed = {call.target for call in calls if call.graph.direction == "backward"}
+    assert {"aten.gelu_backward.default", "aten.native_layer_norm_backward.default"} <= computed
+    assert {"aten._softmax_backward_data.default", "aten.tanh_backward.default"} <= computed
+
+
+@pytest.mark.parametrize("golden", ["eager", "aot_eager"])
+def test_a_bfloat16_run_agrees_with_its_float32_golden(sound, golden):
+    comparison = compare(sound["float32", golden], sound["bfloat16", "inductor"])
     assert comparison.verdict.kind == "agrees", comparison.verdict.text
 
 
@@ -95,10 +110,11 @@ def test_a_fault_in_the_scope_is_named_first(sound, tmp_path, kind, seed):
     call = next(candidates(sound[dtype, "aot_eager"], kind, seed))
     with faults.faulty_operator(call.node, KINDS[kind](), seed):
         faults.run(tmp_path / "faulty", DTYPES[dtype], "aot_eager")
-    verdict = compare(sound[dtype, "inductor"], tmp_path / "faulty").verdict
-    assert verdict.kind == "made", f"{call}: {verdict.text}"
-    named = verdict.call.pair.target
-    assert (named.node, named.target) == (call.node, call.target), verdict.text
+    for golden in ("inductor", "eager"):
+        verdict = compare(sound[dtype, golden], tmp_path / "faulty").verdict
+        assert verdict.kind == "made", f"{golden}, {call}: {verdict.text}"
+        named = verdict.call.pair.target
+        assert (named.node, named.target) == (call.node, call.target), verdict.text
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+import torchair_scope
 from tests.cases import CASES, load
 from tests.support.bits import difference
 from tests.support.replay import assert_replays
@@ -23,6 +24,9 @@ IN_EAGER_CODE = {
     "invoke_subgraph": "aten.",
     "native_dropout": "aten.bernoulli_",
 }
+
+# A graph among the arguments, random numbers, and values that are not defined.
+CANNOT_BE_REPLAYED = ("invoke_subgraph", "aten.native_dropout", "aten.bernoulli_", "aten.empty")
 
 every_case = pytest.mark.parametrize("name", CASES)
 every_inner = pytest.mark.parametrize("inner", INNER)
@@ -141,3 +145,16 @@ def _plain(values):
         for key, value in pairs
         if value is not None
     }
+
+
+@pytest.mark.parametrize("inner", [*INNER, "golden"])
+@every_case
+def test_replay_accuses_no_call_and_has_a_reason_for_each(ran, name, inner):
+    run = ran(name, inner)
+    replays = torchair_scope.replay(run.dump.folder)
+    assert len(replays) == len(run.calls)
+    assert [each for each in replays if each.verdict == "bug"] == []
+    assert all(each.reason for each in replays)
+    judged = {each.target for each in replays if each.verdict == "rounding"}
+    unjudged = {each.target for each in replays if each.verdict == "cannot"} - judged
+    assert all(target.startswith(CANNOT_BE_REPLAYED) for target in unjudged), unjudged

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from torchair_scope.analysis.crossing import uncrossed
 from torchair_scope.analysis.dump import Call, Dump, Rank
 from torchair_scope.analysis.executors import Progress, run_tasks
 from torchair_scope.analysis.judgement import TensorPair, TensorResult, compare_tensors
@@ -85,18 +86,23 @@ def compare(
     results = [
         CallResult(pair, tensors) for pair, tensors in zip(pairing.pairs, measured, strict=True)
     ]
+    again = partial(_measured_alone, tolerance, _coarsest(tasks))
+    results, only_golden = uncrossed(results, pairing.only_golden, again)
     verdict, results = judge(results, confirm=confirm)
-    return Comparison(verdict, results, pairing.only_golden, pairing.only_target, notes)
+    return Comparison(verdict, results, only_golden, pairing.only_target, notes)
 
 
 def _loaded(dump: Source) -> Dump:
     return dump if isinstance(dump, Dump) else load(dump)
 
 
-def bytes_to_compare(golden: Dump, target: Dump) -> int:
+def bytes_to_compare(
+    golden: Dump, target: Dump, scope: str | None = None, step: int | None = None
+) -> int:
     """The bytes that a comparison reads, for those who show its progress."""
-    pairing, _ = _pair(golden, target, None, None)
-    return sum(_size(_tensor_pairs(pair)) for pair in pairing.pairs)
+    pairing, _ = _pair(golden, target, scope, step)
+    distinct = _distinct(_in_their_precision(pairing.pairs))
+    return sum(pair.size for pair in distinct.values())
 
 
 def _pair(
@@ -163,13 +169,27 @@ def _measure(
     executor: Executor | None,
     progress: Progress | None,
 ) -> list[list[TensorResult]]:
-    function = partial(_compare_call, tolerance)
-    return run_tasks(function, tasks, [_size(task) for task in tasks], executor, progress)
+    """The results for each pair of each task; what is on disk once is read once."""
+    distinct = _distinct(tasks)
+    function = partial(compare_tensors, tolerance=tolerance)
+    sizes = [pair.size for pair in distinct.values()]
+    measured = run_tasks(function, list(distinct.values()), sizes, executor, progress)
+    results = dict(zip(distinct, measured, strict=True))
+    return [[replace(results[pair.key], slot=pair.slot) for pair in task] for task in tasks]
 
 
-def _compare_call(tolerance: Tolerance | None, task: list[TensorPair]) -> list[TensorResult]:
-    return [compare_tensors(pair, tolerance) for pair in task]
+def _coarsest(tasks: Iterable[list[TensorPair]]) -> str | None:
+    """The coarsest dtype that any call was computed in."""
+    found = {pair.computed_in for task in tasks for pair in task} - {None}
+    return max(sorted(map(str, found)), key=epsilon_of, default=None)
 
 
-def _size(task: list[TensorPair]) -> int:
-    return sum(pair.golden.size + pair.target.size for pair in task)
+def _measured_alone(
+    tolerance: Tolerance | None, computed_in: str | None, pair: CallPair
+) -> list[TensorResult]:
+    tensors = (replace(each, computed_in=computed_in) for each in _tensor_pairs(pair))
+    return [compare_tensors(each, tolerance) for each in tensors]
+
+
+def _distinct(tasks: Iterable[list[TensorPair]]) -> dict[Hashable, TensorPair]:
+    return {pair.key: pair for task in tasks for pair in task}

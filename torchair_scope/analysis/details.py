@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from torchair_scope.analysis.blocks import blocks, flat_reals
 from torchair_scope.analysis.judgement import TensorResult
 from torchair_scope.analysis.source import Array
-from torchair_scope.analysis.statistics import blocks, flat_reals, statistics_of
+from torchair_scope.analysis.statistics import statistics_of
 from torchair_scope.analysis.tensors import MissingTensorError, Tensor
 
 _BINS = 40
@@ -52,7 +53,7 @@ def histograms(*arrays: Array) -> dict[str, Any]:
     counts = []
     for array in arrays:
         total = np.zeros(_BINS, np.int64)
-        for block in blocks(flat_reals(array)):
+        for _, (block,) in blocks(flat_reals(array)):
             values = block.astype(np.float64)
             total += np.histogram(values[np.isfinite(values)], edges)[0]
         counts.append(total.tolist())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -13,8 +16,9 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 Progress = Callable[[int], None]
 
-# Bytes of files from which starting processes pays.
-WORTH_A_POOL = 1 << 28
+# Bytes of files from which processes pay: a fork is there at once, others import torch first.
+WORTH_A_FORK = 1 << 28
+WORTH_A_POOL = 1 << 32
 _CHUNK_BYTES = 1 << 24
 
 
@@ -40,17 +44,53 @@ def run_tasks(
 
 
 @contextmanager
-def pool_for(size: int) -> Iterator[Executor | None]:
-    """A pool of processes if there is much to read, else nothing.
+def forks_for(size: int) -> Iterator[Executor | None]:
+    """A pool of forks of this process if there is much to read, else nothing.
 
-    For programs with a main guard: each process imports the main module once more. It is not
-    forked, since a fork of a process with torch's threads can hang.
+    For a program that has run no operator of torch yet, and for functions that run none: threads
+    of torch do not survive a fork. Where there is no safe fork it is as `pool_for`.
     """
-    if size < WORTH_A_POOL or (os.cpu_count() or 1) == 1:
+    if not sys.platform.startswith("linux"):
+        with pool_for(size) as executor:
+            yield executor
+        return
+    if size < WORTH_A_FORK or _cores() == 1:
         yield None
         return
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(_cores(), mp_context=get_context("fork")) as pool:
+        with warnings.catch_warnings():  # of threads: those of numpy's BLAS know of forks
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pool.submit(os.getpid).result()
         yield pool
+
+
+@contextmanager
+def pool_for(size: int, imports: Sequence[str] = ()) -> Iterator[Executor | None]:
+    """A pool of new processes if there is much to do, else nothing.
+
+    For programs with a main guard: each process imports the main module once more, and
+    the modules called `imports`.
+    """
+    if size < WORTH_A_POOL or _cores() == 1:
+        yield None
+        return
+    context = get_context("spawn")
+    with ProcessPoolExecutor(
+        _cores(), mp_context=context, initializer=_import_all, initargs=(tuple(imports),)
+    ) as pool:
+        yield pool
+
+
+def _import_all(modules: Sequence[str]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def run_in_turn(

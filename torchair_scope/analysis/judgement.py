@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +38,20 @@ class TensorPair:
     golden: Tensor
     target: Tensor
     computed_in: str | None = None
+
+    @property
+    def key(self) -> Hashable:
+        """Pairs of one key have one result: they share files, and are judged alike."""
+        sides = self.golden, self.target
+        if any(tensor.identity is None for tensor in sides):
+            return id(self)
+        files = tuple((tensor.identity, tensor.description.get("dtype")) for tensor in sides)
+        return files, self.computed_in
+
+    @property
+    def size(self) -> int:
+        """The bytes of both files."""
+        return self.golden.size + self.target.size
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from torchair_scope.analysis.blocks import BLOCK, blocks, flat_reals
 from torchair_scope.analysis.errors import ErrorSums
 from torchair_scope.analysis.numerics import Tolerance, epsilon_of, is_float, tolerance_of
 from torchair_scope.analysis.source import Array
-from torchair_scope.analysis.statistics import BLOCK, flat_reals
 
 
 @dataclass(frozen=True)
@@ -131,12 +131,23 @@ def measure(
         dtypes.append(computed_in)
     tolerance = tolerance or tolerance_of(*dtypes)
     rounds = is_float(golden_dtype) and epsilon_of(target_dtype) > epsilon_of(golden_dtype)
-    sums = ErrorSums(tolerance, target_dtype, rounds)
+    if not golden.flags.c_contiguous and golden.flags.f_contiguous and target.flags.f_contiguous:
+        given = golden_dtype, target_dtype, tolerance, computed_in
+        return _transposed(measure(golden.T, target.T, *given))
     flat_golden, flat_target = flat_reals(golden), flat_reals(target)
-    for start in range(0, flat_golden.size, BLOCK):
-        block = slice(start, start + BLOCK)
-        sums.add(start, flat_golden[block], flat_target[block])
+    stored = flat_golden.dtype, flat_target.dtype
+    sums = ErrorSums(tolerance, stored, target_dtype, rounds, min(BLOCK, flat_golden.size))
+    for start, block in blocks(flat_golden, flat_target):
+        sums.add(start, *block)
     return _metrics(sums, golden, epsilon_of(*dtypes))
+
+
+def _transposed(metrics: Metrics) -> Metrics:
+    """The same errors in a tensor that lies in memory the other way round."""
+    worst = metrics.worst
+    if worst is None:
+        return metrics
+    return replace(metrics, worst=replace(worst, index=worst.index[::-1]))
 
 
 def _metrics(sums: ErrorSums, golden: Array, epsilon: float) -> Metrics:

@@ -93,12 +93,12 @@ def rounded(values: Array, dtype: str) -> Array:
             return values.astype(np.float16).astype(np.float64)
         single = values.astype(np.float32)
     if dtype == "bfloat16":
-        return _bfloat16_bits(single).view(np.float32).astype(np.float64)
+        return rounded_bits(single).view(np.float32).astype(np.float64)
     table = _narrow_values(dtype)
     return np.asarray(table[_nearest(table, single)])
 
 
-def _bfloat16_bits(single: Array) -> Array:
+def rounded_bits(single: Array) -> Array:
     """Float32 bits, rounded to the nearest bfloat16, ties to even."""
     bits = np.asarray(single, order="C").view(np.uint32)
     carry = ((bits >> 16) & 1) + np.uint32(0x7FFF)
@@ -125,7 +125,8 @@ def ulp_distance(golden: Array, target: Array, dtype: str) -> Array | None:
     return np.asarray(distance)
 
 
-_STORED: dict[str, tuple[Any, Any, int]] = {
+# Of each dtype: what it is stored as, integers as wide, and bits of these that it does not have.
+STORED: dict[str, tuple[Any, Any, int]] = {
     "float64": (np.float64, np.int64, 0),
     "complex128": (np.float64, np.int64, 0),
     "float32": (np.float32, np.int32, 0),
@@ -138,9 +139,9 @@ _STORED: dict[str, tuple[Any, Any, int]] = {
 
 def _position(values: Array, dtype: str) -> Array:
     """The place of each value in the row of all values of a dtype; 0 is at 0."""
-    if dtype not in _STORED:
+    if dtype not in STORED:
         return np.asarray(_nearest(_narrow_values(dtype), values.astype(np.float32)))
-    stored, integer, dropped = _STORED[dtype]
+    stored, integer, dropped = STORED[dtype]
     bits = np.asarray(values.astype(stored), order="C").view(integer)
     magnitude = (bits & np.iinfo(integer).max) >> dropped
     return np.asarray(np.where(bits < 0, -magnitude, magnitude))

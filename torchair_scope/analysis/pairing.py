@@ -12,11 +12,12 @@ from torchair_scope.analysis.alignment import align, by_ordinal
 from torchair_scope.analysis.dump import Call, Rank
 from torchair_scope.analysis.signature import Signature, direction_of, signature_of
 
-Rule = Literal["name", "place", "line", "shape"]
+Rule = Literal["name", "place", "line", "inputs", "shape"]
 RULES: dict[Rule, str] = {
     "name": "the same node name, operator and shapes, in order",
     "place": "the same scope, module, source line, operator and shapes",
     "line": "the same operator, in order, between pairs that are known",
+    "inputs": "the same operator on the same line, and inputs that agree",
     "shape": "the result of several operators has the shape of the other side's one operator",
 }
 

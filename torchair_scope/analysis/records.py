@@ -148,8 +148,8 @@ def _tensors_of(step: Step, record: Record, files: dict[str, Entry]) -> dict[str
         file = step.folder.file(entry.name) if entry else None
         gone = f"the file {named[slot]} is gone" if slot in named else "it was not saved"
         reason = None if entry else reasons.get(slot, gone)
-        size = entry.size if entry else 0
-        tensors.append(Tensor(slot, file, size, described.get(slot, {}), reason))
+        size, identity = (entry.size, entry.identity) if entry else (0, None)
+        tensors.append(Tensor(slot, file, size, described.get(slot, {}), reason, identity))
     return in_slot_order(tensors)
 
 
@@ -159,7 +159,8 @@ def _calls_of_files(step: Step, files: dict[str, Entry], first: int) -> list[Cal
     for name, entry in files.items():
         parsed = parse_file_name(name)
         if parsed is not None:
-            tensor = Tensor(parsed.slot, step.folder.file(name), entry.size)
+            file = step.folder.file(name)
+            tensor = Tensor(parsed.slot, file, entry.size, identity=entry.identity)
             found[parsed.time, parsed.node, parsed.target].append(tensor)
     return [
         Call(step, first + position, node, target, time, in_slot_order(tensors))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from torchair_scope.analysis.extras import need
 
 Array = npt.NDArray[Any]
+Identity = tuple[int, int]
 
 
 def is_remote(url: str) -> bool:
@@ -26,11 +28,19 @@ def is_remote(url: str) -> bool:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a folder."""
+    """One entry of a folder.
+
+    Args:
+        name: without the folder.
+        is_folder: whether it has entries itself.
+        size: bytes; 0 of a folder.
+        identity: what names of one file have in common; None if that is not known.
+    """
 
     name: str
     is_folder: bool
     size: int
+    identity: Identity | None = None
 
 
 @dataclass(frozen=True)
@@ -118,10 +128,7 @@ class Folder:
     def _local_entries(self) -> list[Entry]:
         try:
             with os.scandir(self.url) as listed:
-                return [
-                    Entry(entry.name, entry.is_dir(), 0 if entry.is_dir() else entry.stat().st_size)
-                    for entry in listed
-                ]
+                return [_local_entry(entry) for entry in listed]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -140,6 +147,13 @@ class Folder:
             )
             for facts in found
         ]
+
+
+def _local_entry(entry: os.DirEntry[str]) -> Entry:
+    if entry.is_dir():
+        return Entry(entry.name, True, 0)
+    facts = entry.stat()
+    return Entry(entry.name, False, facts.st_size, (facts.st_dev, facts.st_ino))
 
 
 class _Header(NamedTuple):
@@ -195,6 +209,8 @@ def _mapped(path: str) -> Array:
     header = _header(path)
     if header.elements == 0:
         return np.zeros(header.shape, header.dtype)
-    mapped = np.memmap(path, header.dtype, "r", header.offset, (header.elements,))
+    with open(path, "rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     order: Any = "F" if header.fortran else "C"
-    return np.asarray(mapped).reshape(header.shape, order=order)
+    array: Array = np.ndarray(header.shape, header.dtype, mapped, header.offset, order=order)
+    return array

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from torchair_scope.analysis.blocks import blocks, flat_reals
 from torchair_scope.analysis.source import Array
-
-# Elements. What is computed from a block stays in the processor's cache, and products of vectors
-# this short are not spread over threads, which costs more than it gives.
-BLOCK = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ def statistics_of(array: Array) -> Statistics:
     """
     count = nans = infinities = zeros = 0
     minimum, maximum, total, squares = math.inf, -math.inf, 0.0, 0.0
-    for block in blocks(flat_reals(array)):
+    for _, (block,) in blocks(flat_reals(array)):
         count += block.size
         values = block.astype(np.float64)
         finite = np.isfinite(values)
@@ -64,17 +60,3 @@ def statistics_of(array: Array) -> Statistics:
     mean = total / finite_count if finite_count else math.nan
     norm = math.sqrt(squares)
     return Statistics(count, minimum, maximum, mean, norm, zeros, nans, infinities)
-
-
-def flat_reals(array: Array) -> Array:
-    """The elements in a row; of complex numbers the parts, one after the other."""
-    flat = array.reshape(-1)
-    if flat.dtype.kind == "c":
-        return flat.view(np.float32 if flat.dtype.itemsize == 8 else np.float64)
-    return flat
-
-
-def blocks(flat: Array) -> Iterator[Array]:
-    """A long row in pieces."""
-    for start in range(0, flat.size, BLOCK):
-        yield flat[start : start + BLOCK]

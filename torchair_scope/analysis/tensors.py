@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torchair_scope.analysis.source import Array, File
+from torchair_scope.analysis.source import Array, File, Identity
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,7 @@ class Tensor:
         description: what the manifest says of the tensor; empty where there is no manifest, and
             for a number.
         reason: why the file is not there, if it is not.
+        identity: what tensors that share a file have in common; None if that is not known.
     """
 
     slot: str
@@ -37,6 +38,7 @@ class Tensor:
     size: int = 0
     description: dict[str, Any] = field(default_factory=dict, repr=False)
     reason: str | None = None
+    identity: Identity | None = field(default=None, repr=False)
 
     @property
     def is_input(self) -> bool:

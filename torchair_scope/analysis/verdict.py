@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from torchair_scope.analysis.blocks import blocks, flat_reals
 from torchair_scope.analysis.judgement import TensorResult
 from torchair_scope.analysis.numerics import epsilon_of
 from torchair_scope.analysis.pairing import CallPair
@@ -244,10 +245,16 @@ def _is_computed(result: CallResult, slot: str, earlier: Sequence[CallResult]) -
 
 
 def _same_values(one: Tensor, other: Tensor) -> bool:
+    if one.identity is not None and one.identity == other.identity:
+        return True
     try:
         arrays = one.numpy(), other.numpy()
     except MissingTensorError:
         return False
-    return arrays[0].shape == arrays[1].shape and bool(
-        np.array_equal(arrays[0], arrays[1], equal_nan=arrays[0].dtype.kind in "fc")
+    if arrays[0].shape != arrays[1].shape:
+        return False
+    rows = flat_reals(arrays[0]), flat_reals(arrays[1])
+    equal_nan = rows[0].dtype.kind == "f"
+    return all(
+        np.array_equal(left, right, equal_nan=equal_nan) for _, (left, right) in blocks(*rows)
     )

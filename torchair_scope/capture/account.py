@@ -24,6 +24,7 @@ from torchair_scope.capture.dynamo_graph import computes_tensors, dead_nodes
 from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.tags import UNKNOWN, Tag, annotate_node, graphs_in, tag_of
 from torchair_scope.capture.targets import is_unpacking
+from torchair_scope.store.budget import BUDGET, DISK
 from torchair_scope.store.writer import CallReport
 
 KEY_OF_NODE = "torchair_scope_node"
@@ -45,8 +46,11 @@ class Outcome(enum.IntEnum):
     RANK = enum.auto()
     STEP = enum.auto()
     NOT_WRITTEN = enum.auto()
+    NOT_TRIGGERED = enum.auto()
     RAISED = enum.auto()
     DTYPE = enum.auto()
+    DISK = enum.auto()
+    BUDGET = enum.auto()
     DUMPED = enum.auto()
 
     @property
@@ -70,6 +74,9 @@ _REASONS = {
     Outcome.STEP: "step not selected",
     Outcome.RAISED: "raised an exception",
     Outcome.NOT_WRITTEN: "write error",
+    Outcome.NOT_TRIGGERED: "not triggered: `when` asked for no step of it",
+    Outcome.DISK: "disk: only statistics are saved, to leave min_free",
+    Outcome.BUDGET: "budget: only statistics are saved",
     Outcome.DTYPE: "none of its tensors can be saved",
     Outcome.DUMPED: "dumped",
 }
@@ -81,6 +88,8 @@ _LOSSES = {
     Outcome.RAISED,
     Outcome.NOT_WRITTEN,
     Outcome.DTYPE,
+    Outcome.DISK,
+    Outcome.BUDGET,
 }
 
 
@@ -95,6 +104,7 @@ class Entry:
     calls: int = 0
     tensors: int = 0
     bytes: int = 0
+    statistics: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     missing_tensors: Counter[str] = field(default_factory=Counter)
     uncompiled: str | None = None
@@ -262,6 +272,10 @@ class Account:
 
     def _record(self, entry: Entry, tagged: Operator | None, report: CallReport) -> None:
         with self._lock:
+            if not report.is_triggered:
+                if tagged is not None:
+                    tagged.becomes(Outcome.NOT_TRIGGERED)
+                return
             entry.folders.add(report.folder)
             entry.missing_tensors.update(lost["reason"] for lost in report.missing)
             if tagged is not None:
@@ -271,6 +285,7 @@ class Account:
             entry.calls += 1
             entry.tensors += report.tensors
             entry.bytes += report.bytes
+            entry.statistics += report.statistics
 
 
 def _outcome_when_traced(node: torch.fx.Node, dead: set[torch.fx.Node]) -> Outcome:
@@ -300,6 +315,10 @@ def _outcome_of(report: CallReport) -> Outcome:
         return Outcome.RAISED
     if report.tensors or not report.missing:
         return Outcome.DUMPED
+    reasons = {lost["reason"].partition(":")[0] for lost in report.missing}
+    for kind, outcome in ((BUDGET, Outcome.BUDGET), (DISK, Outcome.DISK)):
+        if kind in reasons:
+            return outcome
     # A file that could not be written has a name, a tensor that could not be read has none.
     lost_files = any(lost["file"] is not None for lost in report.missing)
     return Outcome.NOT_WRITTEN if lost_files else Outcome.DTYPE
@@ -337,6 +356,7 @@ class Row:
         calls: calls dumped, of all steps, forward and backward.
         tensors: tensors in their files.
         bytes: size of all their files.
+        statistics: rows of statistics.
         missing: for each reason how many of the tagged operators are not dumped.
         missing_tensors: for each reason how many tensors of dumped calls are not saved.
         uncompiled: why it ran uncompiled although it lies in compiled code, else None.
@@ -351,6 +371,7 @@ class Row:
     calls: int
     tensors: int
     bytes: int
+    statistics: int
     missing: Mapping[str, int]
     missing_tensors: Mapping[str, int]
     uncompiled: str | None
@@ -425,6 +446,7 @@ def _row(entry: Entry, entries: list[Entry]) -> Row:
         calls=entry.calls,
         tensors=entry.tensors,
         bytes=entry.bytes,
+        statistics=entry.statistics,
         missing={outcome.reason: count for outcome, count in outcomes.items()},
         missing_tensors=dict(entry.missing_tensors),
         uncompiled=entry.uncompiled,
@@ -454,7 +476,13 @@ def _remark(entry: Entry, entries: list[Entry]) -> str | None:
 def has_losses(entry: Entry, entries: list[Entry]) -> bool:
     """Whether something is missing that the user has not chosen to leave out."""
     lost = any(entry.outcomes[outcome] for outcome in _LOSSES)
-    chosen = {Outcome.STEP, Outcome.RANK, Outcome.OPS, Outcome.FILTER}
+    chosen = {
+        Outcome.STEP,
+        Outcome.RANK,
+        Outcome.OPS,
+        Outcome.FILTER,
+        Outcome.NOT_TRIGGERED,
+    }
     left_out = any(entry.outcomes[outcome] for outcome in chosen)
     nothing = _remark(entry, entries) is not None and not left_out
     return lost or nothing or bool(entry.missing_tensors)

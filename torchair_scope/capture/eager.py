@@ -265,6 +265,7 @@ class _ScopeMode(SavingMode):  # type: ignore[no-untyped-call]
         tag = Tag(f"{within.tag.scope}/{inner}" if within else inner, position)
         self._compile = uncompiled.enclosing_compile()
         self._is_open = True
+        options = options.of_scope(tag.scope)
         if within is not None:
             options = options.over(within.options)
         settings = within.settings if within else DumpSettings()

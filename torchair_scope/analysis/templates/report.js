@@ -7,7 +7,7 @@ const COLUMNS = [
 ];
 const NUMBERS = new Set(["id", "input", "output", "bad"]);
 const AT_ONCE = 200;
-const state = { sort: "id", down: false, query: "", scope: "", rows: page.rows, drawn: 0 };
+const state = { sort: "id", down: false, query: "", scope: "", rows: page.rows, drawn: 0, chosen: page.first };
 
 const element = (tag, text, className) => {
   const made = document.createElement(tag);
@@ -133,6 +133,7 @@ function drawTensor(tensor) {
 
 function choose(id) {
   const row = page.rows[id];
+  state.chosen = id;
   document.querySelectorAll("#calls tr.chosen").forEach((line) => line.classList.remove("chosen"));
   const line = document.querySelector(`#calls tr[data-id="${id}"]`);
   if (line) line.classList.add("chosen");
@@ -169,7 +170,9 @@ const body = document.querySelector("#calls tbody");
 const chosen = (event) => event.target.closest("tr") && choose(Number(event.target.closest("tr").dataset.id));
 body.addEventListener("click", chosen);
 body.addEventListener("keydown", (event) => { if (event.key === "Enter") chosen(event); });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawChart);
+function drawAll() {
+  drawChart();
+  if (state.chosen !== null) choose(state.chosen);
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 fill();
-drawChart();
-if (page.first !== null) choose(page.first);
