@@ -72,6 +72,17 @@ def user_frames_of_trace() -> Sequence[Any]:
     return context.extract_stack() if context.try_get() is not None else ()
 
 
+def as_error_of_trace(error: Exception) -> Exception:
+    """An error of this kind and with this text that Dynamo lets pass as the user's own.
+
+    Any other becomes an InternalTorchDynamoError.
+    """
+    of_dynamo = private("torch._dynamo.exc", "UserError")
+    kind = private("torch._dynamo.exc", "UserErrorType").INVALID_INPUT
+    both = type(type(error).__name__, (of_dynamo, type(error)), {"__module__": "builtins"})
+    return both(kind, str(error))
+
+
 _traced = threading.local()
 
 

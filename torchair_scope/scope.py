@@ -124,7 +124,7 @@ def data_dump(
 
     Raises:
         TypeError: `name` is neither a string nor None, there is no such option, or its value is
-            of a wrong type. In code that is traced, Dynamo wraps these errors in its own.
+            of a wrong type.
         ValueError: an option cannot have this value.
     """
     if name is not None and not isinstance(name, str):
@@ -156,7 +156,13 @@ _torch_private.skip_frames(_scope_with_key)
 @_torch_private.constant_of_trace
 def _open_scope(name: str | None, **options: Any) -> tuple[str, str, str]:
     """The tag for a scope opened here. Dynamo runs this while it traces, and keeps the result."""
-    return _opened(name, options_of(options, "data_dump"))
+    try:
+        checked = options_of(options, "data_dump")
+    except (TypeError, ValueError) as error:
+        if _torch_private.user_frames_of_trace():
+            raise _torch_private.as_error_of_trace(error) from None
+        raise
+    return _opened(name, checked)
 
 
 @_torch_private.constant_of_trace

@@ -20,7 +20,12 @@ from typing import Any
 
 import torch
 
-from torchair_scope.capture.dynamo_graph import computes_tensors, dead_nodes
+from torchair_scope.capture.dynamo_graph import (
+    computes_tensors,
+    dead_nodes,
+    gives_what_it_is_given,
+    is_constant,
+)
 from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.tags import UNKNOWN, Tag, annotate_node, graphs_in, tag_of
 from torchair_scope.capture.targets import is_unpacking
@@ -28,12 +33,17 @@ from torchair_scope.store.budget import BUDGET, DISK
 from torchair_scope.store.writer import CallReport
 
 KEY_OF_NODE = "torchair_scope_node"
+# What is dumped without a scope has a row as well.
+WHOLE_GRAPHS = Tag("(whole graphs)", "debug.data_dump.type")
+NAMED_NODES = Tag("(named nodes)", "dump_config.dump_layer")
 
 
 class Outcome(enum.IntEnum):
     """What became of an operator of a scope. Of several, the last one in this list counts."""
 
     DEAD = enum.auto()
+    FOLDED = enum.auto()
+    NO_OP = enum.auto()
     REMOVED = enum.auto()
     NO_TENSOR = enum.auto()
     UNPACKS = enum.auto()
@@ -61,7 +71,9 @@ class Outcome(enum.IntEnum):
 
 _REASONS = {
     Outcome.DEAD: "removed as dead code, since nothing uses its value",
-    Outcome.REMOVED: "left no operator: merged with an equal one, folded to a constant, or a no-op",
+    Outcome.FOLDED: "folded to a constant",
+    Outcome.NO_OP: "does nothing, since it gives what it is given",
+    Outcome.REMOVED: "left no operator: merged with an equal one outside, or replaced by a pass",
     Outcome.NO_TENSOR: "not a tensor: computes sizes or other numbers",
     Outcome.UNPACKS: "takes a value out of a result that is dumped as a whole",
     Outcome.IN_BODY: "in the body of an operator that is dumped as one",
@@ -113,6 +125,8 @@ class Entry:
     folders: set[str] = field(default_factory=set)
     # Whether all that is traced in it so far is known to have come to a backend of this package.
     arrived: bool = True
+    # Names of nodes that were asked for, and whether a graph has had one.
+    names: dict[str, bool] = field(default_factory=dict)
 
 
 class Operator:
@@ -234,6 +248,30 @@ class Account:
                     self._entry(tag).reached += 1
                 self.note([number_of(node)], _outcome_when_reached(node))
 
+    def untagged(self, gm: torch.fx.GraphModule) -> None:
+        """Count the operators of an ATen graph that is dumped as a whole."""
+        for graph in graphs_in(gm):
+            for node in graph.nodes:
+                if node.op.startswith("call_"):
+                    self._reached_untagged(node, WHOLE_GRAPHS)
+
+    def named(self, gm: torch.fx.GraphModule, names: Iterable[str]) -> None:
+        """Count the nodes of an ATen graph that are dumped for their names."""
+        with self._lock:
+            found = self._entry(NAMED_NODES).names
+            found.update((name, False) for name in names if name not in found)
+        for graph in graphs_in(gm):
+            for node in graph.nodes:
+                if node.name in names:
+                    found[node.name] = True
+                    if tag_of(node) is None:
+                        self._reached_untagged(node, NAMED_NODES)
+
+    def _reached_untagged(self, node: torch.fx.Node, stands_for: Tag) -> None:
+        self._number(node, stands_for, _outcome_when_reached(node))
+        with self._lock:
+            self._entry(stands_for).reached += 1
+
     def note(self, numbers: Iterable[str | None], outcome: Outcome) -> None:
         """Take note of what becomes of some numbered nodes."""
         with self._lock:
@@ -245,12 +283,16 @@ class Account:
 
     def begun(self, tag: Tag | None, number: str | None) -> Callable[[CallReport], None] | None:
         """A call of a compiled graph begins; gives what is told what was written of it."""
-        if tag is None:
-            return None
         with self._lock:
-            entry, tagged = self._entry(tag), self._operators.get(number or "")
+            tagged = self._operators.get(number or "")
             if tagged is not None:
                 tagged.becomes(Outcome.NOT_WRITTEN)
+            if tag is not None:
+                entry = self._entry(tag)
+            elif tagged is not None:
+                entry = tagged.entry
+            else:
+                return None
         return lambda report: self._record(entry, tagged, report)
 
     def ran(self, tag: Tag, outcome: Outcome) -> None:
@@ -293,7 +335,11 @@ def _outcome_when_traced(node: torch.fx.Node, dead: set[torch.fx.Node]) -> Outco
         return Outcome.DEAD
     if _takes_apart(node):
         return Outcome.UNPACKS
-    return Outcome.REMOVED if computes_tensors(node) else Outcome.NO_TENSOR
+    if not computes_tensors(node):
+        return Outcome.NO_TENSOR
+    if gives_what_it_is_given(node):
+        return Outcome.NO_OP
+    return Outcome.FOLDED if is_constant(node) else Outcome.REMOVED
 
 
 def _takes_apart(node: torch.fx.Node) -> bool:
@@ -457,6 +503,7 @@ def _row(entry: Entry, entries: list[Entry]) -> Row:
 def _remark(entry: Entry, entries: list[Entry]) -> str | None:
     """What is wrong with a scope as a whole."""
     inside = any(other.tagged and other.scope.startswith(f"{entry.scope}/") for other in entries)
+    inside = inside or bool(entry.names)
     if not entry.tagged and not inside and not entry.arrived:
         return (
             "nothing of it came to a backend of torchair_scope: it is empty, or its code is "
@@ -470,6 +517,12 @@ def _remark(entry: Entry, entries: list[Entry]) -> str | None:
     if entry.tagged and not entry.calls:
         reasons = sorted(outcome.reason for outcome, count in entry.outcomes.items() if count)
         return f"nothing of it is saved: {'; '.join(reasons)}"
+    unknown = [repr(name) for name, is_known in sorted(entry.names.items()) if not is_known]
+    if unknown:
+        return (
+            f"no graph has a node named {', '.join(unknown)}. "
+            "config.debug.graph_dump.type = 'py' writes graphs with the names of their nodes"
+        )
     return entry.unseen
 
 

@@ -177,7 +177,7 @@ class Rank:
     calls: list[Call] = field(repr=False)
     _unreadable: list[str] = field(repr=False)
     account: list[Record] = field(repr=False, default_factory=list)
-    """What became of each scope, if the process has ended: one record a scope."""
+    """What became of each scope, as it was last told: at the end of the process, or on demand."""
 
     @cached_property
     def problems(self) -> list[str]:
@@ -246,7 +246,8 @@ def _read_rank(folder: Path) -> Rank:
     calls = [Call(folder, call, kinds.get(call["graph"], "graph")) for call in records["call"]]
     calls.sort(key=lambda call: (call.graph, call.step, call.order))
     run = records["run"][0] if records["run"] else {}
-    account = records.get("account", [])
+    rows = records.get("account", [])
+    account = list({(row["scope"], row["opened_at"]): row for row in rows}.values())
     return Rank(folder, run, records["graph"], records["step"], calls, unreadable, account)
 
 

@@ -120,7 +120,8 @@ class StatisticsTable:
         """What is in a view with another order, given what is in its memory."""
         sighting = self._known.find(plain, self._step)
         if sighting is not None:
-            earlier, known = sighting.value
+            earlier: Measured = sighting.value[0]
+            known: Measured = sighting.value[1]
             if earlier.is_certainly(in_row):
                 return known
         found = rearranged(in_row, plain)
