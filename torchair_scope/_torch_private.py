@@ -29,9 +29,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 DecompositionTable = Mapping[Any, Callable[..., Any]]
 
 
-@functools.cache
-def private(module: str, name: str) -> Any:
-    """The attribute `name` of a private torch module, or an error that says what is missing."""
+def private_variable(module: str, name: str) -> Any:
+    """What a private torch module has as `name` now: torch gives some names new values."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -41,12 +40,18 @@ def private(module: str, name: str) -> Any:
         ) from error
 
 
+@functools.cache
+def private(module: str, name: str) -> Any:
+    """A private function, class or module of torch, or an error that says what is missing."""
+    return private_variable(module, name)
+
+
 # --- tracing -----------------------------------------------------------------------------------
 
 
 def enclosing_annotations() -> Mapping[str, Any]:
     """The annotations in force at this point of a trace (`torch.fx.traceback.annotate`)."""
-    return private("torch.fx.traceback", "current_meta").get("custom") or {}
+    return private_variable("torch.fx.traceback", "current_meta").get("custom") or {}
 
 
 @contextlib.contextmanager
@@ -55,7 +60,7 @@ def annotations_in_force(annotations: Mapping[str, Any]) -> Iterator[None]:
 
     `torch.fx.traceback.annotate` writes into the dict in force, which may be that of a node.
     """
-    meta = private("torch.fx.traceback", "current_meta")
+    meta = private_variable("torch.fx.traceback", "current_meta")
     before = meta.get("custom")
     meta["custom"] = dict(annotations)
     try:
@@ -116,7 +121,7 @@ def annotations_of_traced_operator() -> Mapping[str, Any]:
     autograd_node = private("torch._C", "_current_autograd_node")()
     if annotations or autograd_node is None or not any(map(_is_joint, graphs)):
         return annotations
-    number = private("torch.fx.traceback", "current_meta").get("seq_nr")
+    number = private_variable("torch.fx.traceback", "current_meta").get("seq_nr")
     return known.get(autograd_node._sequence_nr() if number is None else number, {})
 
 
@@ -172,7 +177,7 @@ def traces_a_body() -> bool:
 
 
 def _graphs_around_the_traced_body() -> Iterator[torch.fx.Graph]:
-    tracer = private("torch.fx.experimental.proxy_tensor", "_CURRENT_MAKE_FX_TRACER")
+    tracer = private_variable("torch.fx.experimental.proxy_tensor", "_CURRENT_MAKE_FX_TRACER")
     while tracer is not None and tracer.parent_tracer is not None:
         tracer = tracer.parent_tracer
         yield tracer.fx_tracer.graph
@@ -412,7 +417,7 @@ def is_compiled_call(frame: types.FrameType) -> bool:
 
 def compiles_nothing() -> bool:
     """Whether the user has told Dynamo to leave everything to Python."""
-    stance = private(_EVAL_FRAME, "_stance").stance
+    stance = private_variable(_EVAL_FRAME, "_stance").stance
     return stance == "force_eager" or private("torch._dynamo", "config").disable
 
 
@@ -490,7 +495,7 @@ def why_uncompiled(frames: Sequence[types.FrameType]) -> tuple[str, str]:
 
 
 def _graph_break(codes: Sequence[types.CodeType]) -> tuple[str, str] | None:
-    breaks = private("torch._dynamo.utils", "graph_break_reasons")
+    breaks = private_variable("torch._dynamo.utils", "graph_break_reasons")
     for code, found in itertools.product(codes, reversed(breaks)):
         traced = next(iter(found.user_stack), None)
         if traced is None or (traced.filename, traced.name) != (code.co_filename, code.co_name):
