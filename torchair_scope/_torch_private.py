@@ -48,6 +48,12 @@ def state(module: str, name: str) -> Any:
         ) from error
 
 
+@functools.cache
+def private(module: str, name: str) -> Any:
+    """A private function, class or module of torch, or an error that says what is missing."""
+    return state(module, name)
+
+
 # --- tracing -----------------------------------------------------------------------------------
 
 
