@@ -29,6 +29,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 DecompositionTable = Mapping[Any, Callable[..., Any]]
 
 
+@functools.cache
 def private(module: str, name: str) -> Any:
     """The attribute `name` of a private torch module, or an error that says what is missing.
 
@@ -46,12 +47,6 @@ def state(module: str, name: str) -> Any:
             f"torchair_scope needs {module}.{name}, which torch {torch.__version__} does not have. "
             f"It was checked with torch {', '.join(CHECKED_WITH)}: install one of these."
         ) from error
-
-
-@functools.cache
-def private(module: str, name: str) -> Any:
-    """A private function, class or module of torch, or an error that says what is missing."""
-    return state(module, name)
 
 
 # --- tracing -----------------------------------------------------------------------------------
