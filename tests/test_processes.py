@@ -115,9 +115,12 @@ def test_a_disk_that_is_slow_over_many_steps_trips_no_timeout_of_a_collective(ra
     folder = ranks / "slow_disk"
     facts = results_in(folder)
     assert facts[programs.SLOW_RANK]["seconds"] > programs.TIMEOUT.total_seconds()
-    total = sum(programs.of_rank(rank).sin() for rank in RANKS)
+    given = [
+        [programs.of_rank(rank) + step for rank in RANKS] for step in range(programs.SLOW_STEPS)
+    ]
+    totals = [sum(x.sin() for x in tensors) for tensors in given]
     for rank in RANKS:
-        torch.testing.assert_close(facts[rank]["results"], [total + 1] * programs.SLOW_STEPS)
+        torch.testing.assert_close(facts[rank]["results"], [total + 1 for total in totals])
         assert len(rank_of(folder, rank).steps) == programs.SLOW_STEPS
 
 

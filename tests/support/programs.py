@@ -30,7 +30,7 @@ from torchair_scope.store.run import complete_steps
 TIMEOUT = timedelta(seconds=20)
 SLOW_RANK = 2
 SLOW_STEPS = 6
-SECONDS_A_FILE = 0.7
+SECONDS_A_FILE = 1.5
 
 
 # Ranks
@@ -120,7 +120,8 @@ def slow_disk(folder: Path, rank: int) -> dict[str, Any]:
     compiled = _compiled(function, folder)
     began = time.monotonic()
     with mock.patch.object(saving, "write_npy", write_slowly if rank == SLOW_RANK else write):
-        results = [compiled(of_rank(rank)) for _ in range(SLOW_STEPS)]
+        # Equal values would be written once.
+        results = [compiled(of_rank(rank) + step) for step in range(SLOW_STEPS)]
     return {"results": results, "seconds": time.monotonic() - began}
 
 
