@@ -41,8 +41,8 @@ format: $(VENV)/.dev ## put the code into shape
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-bench: $(VENV)/.test ## run every benchmark
-	@for script in benchmarks/*.py; do echo "== $$script"; $(RUN) "$$script" || exit 1; done
+bench: $(VENV)/.test ## run every benchmark; BENCH_ARGS="--quick" the smallest cases only
+	$(RUN) benchmarks/run.py $(BENCH_ARGS)
 
 clean: ## remove .venv and everything that tools left
 	rm -rf $(VENV) .venv-torchair build dist dump *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -38,13 +38,13 @@ class Sides:
         self.ours, self.theirs, self.bare = folder / "ours", folder / "theirs", folder / "bare"
         self.dtype = dtype
         self.inputs = 0
-        self.undumped = _compiled(Encoder(layers), dtype, "aot_eager")
+        self.undumped = compiled(Encoder(layers), dtype, "aot_eager")
         baseline = Baseline(self.theirs, wanted=lambda node: tag_of(node) is not None)
         model = Encoder(layers, scoped, torchair.scope.data_dump)
-        self.baseline = _compiled(model, dtype, baseline)
+        self.baseline = compiled(model, dtype, baseline)
         model = Encoder(layers, scoped, torchair.scope.data_dump)
         options = {"path": str(self.ours), "backend": "aot_eager"}
-        self.dumped = _compiled(model, dtype, "torchair_scope", options=options)
+        self.dumped = compiled(model, dtype, "torchair_scope", options=options)
         for step in (self.undumped, self.baseline, self.dumped):
             step(self.next_input())
 
@@ -93,12 +93,13 @@ class Sides:
         return [folders[0], folders[-1]]
 
 
-def _compiled(model: torch.nn.Module, dtype: torch.dtype, backend: Any, **options: Any) -> Step:
-    compiled = torch.compile(model.to(dtype).eval(), backend=backend, fullgraph=True, **options)
+def compiled(model: torch.nn.Module, dtype: torch.dtype, backend: Any, **options: Any) -> Step:
+    """A step of a compiled model, in inference."""
+    function = torch.compile(model.to(dtype).eval(), backend=backend, fullgraph=True, **options)
 
     def step(x: torch.Tensor) -> Any:
         with torch.no_grad():
-            return compiled(x)
+            return function(x)
 
     return step
 

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-BATCH, TOKENS, WIDTH, HEADS = 4, 64, 256, 4
+# The width of BERT-base; two sentences.
+BATCH, TOKENS, WIDTH, HEADS = 2, 64, 768, 12
 
 Scope = Callable[[], AbstractContextManager[None]]
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import torchair_scope as torchair
+from tests.support.account import assert_adds_up, rows
 from tests.support.bits import difference
 from tests.support.replay import assert_replays
 from torchair_scope.store.reader import read
@@ -187,6 +188,7 @@ def test_with_inductor_the_result_is_unchanged_and_every_call_replays(architectu
 def check_dump(architecture: Architecture, path: Path) -> None:
     (rank,) = read(path).ranks
     assert rank.problems == []
+    assert_adds_up(rows(), read(path))
     assert {call.scope.split("/")[0] for call in rank.calls} == {"layer"}
     assert any(architecture.operator in call.target for call in rank.calls)
     assert {each.verdict for each in torchair.replay(path)} <= {"rounding", "cannot"}

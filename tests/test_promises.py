@@ -14,11 +14,13 @@ import torch
 import torch._inductor.config
 from hypothesis import HealthCheck, assume, given, settings
 
+from tests.support.account import assert_adds_up, rows
 from tests.support.bits import difference
 from tests.support.random_programs import PLAIN, Program, programs
 from tests.support.replay import assert_replays
+from torchair_scope.capture.account import account
 from torchair_scope.scope import data_dump
-from torchair_scope.store.reader import read
+from torchair_scope.store.reader import Dump, read
 
 EXPECTED = ("removed as dead code", "runs uncompiled although")
 
@@ -29,7 +31,7 @@ always_the_same = settings(
 
 
 @given(programs())
-@settings(always_the_same, max_examples=60)
+@settings(always_the_same, max_examples=int(__import__("os").environ.get("N", 60)))
 def test_with_aot_eager_the_bits_are_those_without_scopes_and_every_call_replays(program):
     check(program, "aot_eager")
 
@@ -43,6 +45,7 @@ def test_with_inductor_the_result_is_that_without_scopes_and_every_call_replays(
 
 def check(program: Program, inner: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
+        account.forget()
         expected = run_without_scopes(program, inner)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -53,6 +56,7 @@ def check(program: Program, inner: str) -> None:
         else:
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
         check_dump(Path(folder))
+        check_account(Path(folder))
         said = {str(warning.message) for warning in caught}
     unexpected = [text for text in said if not any(part in text for part in EXPECTED)]
     assert not unexpected
@@ -66,6 +70,12 @@ def check_dump(folder: Path) -> None:
     dump = read(folder)
     assert dump.problems == []
     assert_replays(dump)
+
+
+def check_account(folder: Path) -> None:
+    """Each operator of each scope is dumped, or its reason is known; so is each call."""
+    dump = read(folder) if any(folder.iterdir()) else Dump(folder, [])
+    assert_adds_up(rows(), dump)
 
 
 def run_without_scopes(program: Program, inner: str) -> list[torch.Tensor]:

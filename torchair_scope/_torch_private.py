@@ -29,6 +29,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 DecompositionTable = Mapping[Any, Callable[..., Any]]
 
 
+@functools.cache
 def private(module: str, name: str) -> Any:
     """The attribute `name` of a private torch module, or an error that says what is missing."""
     try:
@@ -69,6 +70,17 @@ def user_frames_of_trace() -> Sequence[Any]:
     """Frame summaries of the user code that Dynamo is tracing, outermost first; empty outside."""
     context = private("torch._guards", "TracingContext")
     return context.extract_stack() if context.try_get() is not None else ()
+
+
+def as_error_of_trace(error: Exception) -> Exception:
+    """An error of this kind and with this text that Dynamo lets pass as the user's own.
+
+    Any other becomes an InternalTorchDynamoError.
+    """
+    of_dynamo = private("torch._dynamo.exc", "UserError")
+    kind = private("torch._dynamo.exc", "UserErrorType").INVALID_INPUT
+    both = type(type(error).__name__, (of_dynamo, type(error)), {"__module__": "builtins"})
+    return both(kind, str(error))
 
 
 _traced = threading.local()
@@ -774,6 +786,29 @@ def is_capturing() -> bool:
 def storage_address(tensor: torch.Tensor) -> int:
     """What a storage is known by while it, or a `weak_storage` of it, lives."""
     return tensor.untyped_storage()._cdata
+
+
+def bytes_of_storage(tensor: torch.Tensor) -> Any:
+    """The memory that a tensor on the host lies in, as an array of bytes."""
+    storage = tensor.untyped_storage()
+    with torch.no_grad():
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
+
+
+def is_plain_on_cpu(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory is on the host, and is its value, element by element.
+
+    It is no conj or neg view, not sparse, quantised, nested, functional, batched or fake. The
+    single questions (`is_neg`) let another thread take the interpreter's lock; this does not.
+    """
+    keys: int = private("torch._C", "_dispatch_keys")(tensor).raw_repr()
+    return not keys & ~_plain_keys()
+
+
+@functools.cache
+def _plain_keys() -> int:
+    plain = torch.empty(0, device="cpu")
+    return private("torch._C", "_dispatch_keys")(plain).raw_repr()
 
 
 def weak_storage(tensor: torch.Tensor) -> Any:

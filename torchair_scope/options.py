@@ -15,23 +15,29 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 
 from torchair_scope import switch
 from torchair_scope.numbers import Numbers, numbers
+from torchair_scope.samples import Sample, sample
+from torchair_scope.sizes import size
 
 Mode = Literal["all", "input", "output"]
 OnError = Literal["warn", "raise"]
 EngineName = Literal["interpret", "tap"]
 Taps = Literal["all", "boundary"]
 Ops = str | Callable[[torch.fx.Node], Any]
+Data = Literal["tensors", "stats", "both"]
+When = Literal["nonfinite", "nonfinite:first"] | Callable[[torch.Tensor], Any]
 
 MODES = ("all", "input", "output")
 ON_ERROR = ("warn", "raise")
 ENGINES = ("interpret", "tap")
 TAPS = ("all", "boundary")
+DATA = ("tensors", "stats", "both")
+WHEN = ("nonfinite", "nonfinite:first")
 
 
 class GivenOptions(TypedDict, total=False):
@@ -44,9 +50,31 @@ class GivenOptions(TypedDict, total=False):
     path: str | os.PathLike[str] | None
     on_error: OnError | None
     lag: int | None
-    max_inflight: int | None
+    max_inflight: int | str | None
+    data: Data | None
+    sample: Sample | int | str | Mapping[str, int] | slice | tuple[slice, ...] | None
+    max_bytes: int | str | None
+    max_calls: int | None
+    min_free: int | str | None
+    when: When | None
+    keep_last: int | None
+    max_held: int | str | None
     engine: EngineName | None
     tap: Taps | None
+
+
+class Limit(NamedTuple):
+    """How much may be saved of a scope, or by the whole process.
+
+    Args:
+        scope: the path of the scope, those in it included; None for the process.
+        max_bytes: of the files that are written.
+        max_calls: of which tensors are saved.
+    """
+
+    scope: str | None
+    max_bytes: int | None
+    max_calls: int | None
 
 
 @dataclass(frozen=True)
@@ -61,13 +89,30 @@ class Options:
     on_error: OnError | None = None
     lag: int | None = None
     max_inflight: int | None = None
+    data: Data | None = None
+    sample: Sample | None = None
+    max_bytes: int | None = None
+    max_calls: int | None = None
+    min_free: int | None = None
+    when: When | None = None
+    keep_last: int | None = None
+    max_held: int | None = None
     engine: EngineName | None = None
     tap: Taps | None = None
+    # Not an option: the limits of all scopes around, where the options above have the nearest.
+    limits: tuple[Limit, ...] = ()
 
     def over(self, other: Options) -> Options:
         """These options, and for those that were not given the ones of `other`."""
         given = {name: value for name in NAMES if (value := getattr(self, name)) is not None}
+        if self.limits:
+            given["limits"] = tuple(dict.fromkeys((*other.limits, *self.limits)))
         return replace(other, **given) if given else other
+
+    def of_scope(self, path: str) -> Options:
+        """These options, given to the scope with this path: its limits are those of no other."""
+        limit = Limit(path, self.max_bytes, self.max_calls)
+        return replace(self, limits=(limit,)) if limit[1:] != (None, None) else self
 
     def selects(self, step: int) -> bool:
         """Whether a step is dumped."""
@@ -86,7 +131,7 @@ class Options:
         return bool(self.ops(node))
 
 
-NAMES = tuple(field.name for field in fields(Options))
+NAMES = tuple(field.name for field in fields(Options) if field.name != "limits")
 NONE = Options()
 
 
@@ -145,11 +190,28 @@ def _lag(value: Any) -> int:
     return number
 
 
-def _bytes(value: Any) -> int:
-    number = _whole_number("max_inflight", value)
+def _some_bytes(name: str, value: Any) -> int:
+    number = size(value, name)
     if number < 1:
-        raise ValueError(f"max_inflight is {value!r}; it can be a number of bytes, from 1")
+        raise ValueError(f"{name} is {value!r}; it can be a number of bytes, from 1")
     return number
+
+
+def _count(name: str, value: Any) -> int:
+    number = _whole_number(name, value)
+    if number < 0:
+        raise ValueError(f"{name} is {value!r}; it can be a number from 0")
+    return number
+
+
+def _when(value: Any) -> Any:
+    if callable(value) or value in WHEN:
+        return value
+    kind = ValueError if isinstance(value, str) else TypeError
+    raise kind(
+        f"when is {value!r}; it can be one of {', '.join(WHEN)}, or a predicate that is called "
+        "with each tensor"
+    )
 
 
 def _whole_number(name: str, value: Any) -> int:
@@ -170,7 +232,15 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "path": _path,
     "on_error": functools.partial(_one_of, ON_ERROR, "on_error"),
     "lag": _lag,
-    "max_inflight": _bytes,
+    "max_inflight": functools.partial(_some_bytes, "max_inflight"),
+    "data": functools.partial(_one_of, DATA, "data"),
+    "sample": sample,
+    "max_bytes": functools.partial(size, option="max_bytes"),
+    "max_calls": functools.partial(_count, "max_calls"),
+    "min_free": functools.partial(size, option="min_free"),
+    "when": _when,
+    "keep_last": functools.partial(_count, "keep_last"),
+    "max_held": functools.partial(_some_bytes, "max_held"),
     "engine": functools.partial(_one_of, ENGINES, "engine"),
     "tap": functools.partial(_one_of, TAPS, "tap"),
 }
@@ -180,7 +250,16 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
 
 _defaults = NONE
 _BUILT_IN = Options(
-    mode="all", on_error="warn", lag=0, max_inflight=1 << 30, engine="interpret", tap="all"
+    mode="all",
+    on_error="warn",
+    lag=0,
+    max_inflight=1 << 30,
+    data="tensors",
+    min_free=1 << 30,
+    keep_last=0,
+    max_held=4 << 30,
+    engine="interpret",
+    tap="all",
 )
 
 
@@ -237,7 +316,10 @@ def _refuse_misspelt_variables() -> None:
 
 def in_force(options: Options) -> Options:
     """The options with the defaults of this process for those that were not given."""
-    return options.over(_defaults).over(from_environment()).over(_BUILT_IN)
+    of_process = _defaults.over(from_environment())
+    limit = Limit(None, of_process.max_bytes, of_process.max_calls)
+    merged = options.over(of_process).over(_BUILT_IN)
+    return replace(merged, limits=(limit, *options.limits))
 
 
 # A wrong variable fails when the package is imported.
@@ -256,7 +338,7 @@ def key_of(options: Options) -> str:
     """The key under which these options can be found in this process."""
     if options == NONE:
         return ""
-    values = tuple(getattr(options, name) for name in NAMES)
+    values = (*(getattr(options, name) for name in NAMES), options.limits)
     identity = tuple(id(value) if callable(value) else value for value in values)
     with _lock:
         key = _keys.setdefault(identity, str(len(_by_key)))

@@ -95,14 +95,32 @@ def data_dump(
         lag: 0 if a step's files are to be there when its graph's run returns, or 1 if it is
             enough that they are when the next run returns. If scopes of one graph differ in it, 0.
         max_inflight: how many bytes of this process may wait to be written, 1 GiB by default;
-            past it, the step waits.
+            past it, the step waits. A number of bytes, or a string as "2GiB", as for all sizes.
+        data: "tensors"; or "stats" to save no tensors, but a row of statistics for each in
+            `stats.csv`; or "both".
+        sample: which part of each tensor is saved: `{"head": 1000}` the first thousand elements of
+            one that has more, `(slice(2), slice(None, None, 4))` slices of the dimensions, from
+            the first on, of one that has as many.
+        max_bytes: how many bytes of files may be written for this scope, those in it included.
+            What follows once they are reached degrades to statistics. Given to `configure` or in
+            the environment, it holds for the whole process, beside those of scopes.
+        max_calls: of how many calls tensors may be saved, likewise.
+        min_free: how many bytes of the disk stay free, 1 GiB by default; what follows degrades to
+            statistics.
+        when: "nonfinite" saves a step of the scope only if one of its tensors holds NaN or Inf;
+            "nonfinite:first" the first such step, and none after it; a predicate, called with each
+            tensor, those for which it is true of one. A scope and those in it are one.
+        keep_last: how many steps of each graph are kept in memory and saved when `when` comes
+            true, before the one in which it does; 0 by default.
+        max_held: how many bytes of this process may be held in memory for `when`, 4 GiB by
+            default; past it, the oldest steps are let go, and then tensors.
 
     An option that is not given here is that of the scope around this one, of the backend, of
     `configure`, or of the environment variable `TORCHAIR_SCOPE_MODE`, `_STEPS` and so on.
 
     Raises:
         TypeError: `name` is neither a string nor None, there is no such option, or its value is
-            of a wrong type. In code that is traced, Dynamo wraps these errors in its own.
+            of a wrong type.
         ValueError: an option cannot have this value.
     """
     if name is not None and not isinstance(name, str):
@@ -134,7 +152,13 @@ _torch_private.skip_frames(_scope_with_key)
 @_torch_private.constant_of_trace
 def _open_scope(name: str | None, **options: Any) -> tuple[str, str, str]:
     """The tag for a scope opened here. Dynamo runs this while it traces, and keeps the result."""
-    return _opened(name, options_of(options, "data_dump"))
+    try:
+        checked = options_of(options, "data_dump")
+    except (TypeError, ValueError) as error:
+        if _torch_private.user_frames_of_trace():
+            raise _torch_private.as_error_of_trace(error) from None
+        raise
+    return _opened(name, checked)
 
 
 @_torch_private.constant_of_trace
@@ -148,6 +172,8 @@ def _opened(name: str | None, options: Options) -> tuple[str, str, str]:
     inner = name or position
     if outer is not None:
         inner = f"{outer.scope}/{inner}"
+    options = options.of_scope(inner)
+    if outer is not None:
         options = options.over(options_with_key(outer.options))
     tag = Tag(inner, position, key_of(options))
     account.opened_in_trace(tag)
@@ -240,7 +266,7 @@ def dump_ops(
             it) or an `nn.Module` (only that one module). Without it, a decorator is returned.
         name: how the scope is called in the dump; the qualified name of what is decorated, for a
             module that of its class, if it has none.
-        options: those of `data_dump`: mode, steps, ranks, ops, path, on_error, lag, max_inflight.
+        options: those of `data_dump`: mode, steps, ranks, ops, path, on_error and so on.
 
     Returns:
         What takes the place of `target`: a function of the same kind; a class or module is

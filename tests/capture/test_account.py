@@ -13,8 +13,6 @@ import pytest
 import torch
 
 import torchair_scope as torchair
-from tests.cases import CASES, load
-from tests.support.running import run_case, run_golden
 from torchair_scope.scope import data_dump, summary
 from torchair_scope.store.reader import read
 from torchair_scope.store.run import DumpWarning
@@ -35,42 +33,6 @@ def only_row():
     (row,) = quiet_summary().rows
     assert row.tagged == row.dumped + sum(row.missing.values())
     return row
-
-
-def check_against(rows, dump):
-    """The numbers add up, and those of calls and files are the manifest's."""
-    for row in rows:
-        assert row.tagged == row.dumped + sum(row.missing.values()), row
-    calls = [call for rank in dump.ranks for call in rank.calls]
-    counted = {(row.scope, row.opened_at): row.calls for row in rows}
-    for row in rows:
-        own = [call for call in calls if call.scope == row.scope]
-        own = [call for call in own if call.record["opened_at"] in (row.opened_at, "unknown")]
-        assert row.calls == len(own), row
-        size = sum(
-            path.stat().st_size
-            for call in own
-            for path in (*call.input_files.values(), *call.output_files.values())
-        )
-        assert row.bytes == size
-    assert sum(counted.values()) == len(calls)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_numbers_add_up(name, tmp_path):
-    run = run_case(load(name), {"backend": "aot_eager"}, tmp_path)
-    rows = quiet_summary().rows
-    assert rows
-    check_against(rows, run.dump)
-    assert any(row.dumped for row in rows)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_numbers_of_eager_code_add_up(name, tmp_path):
-    run = run_golden(load(name), tmp_path)
-    rows = quiet_summary().rows
-    check_against(rows, run.dump)
-    assert sum(row.dumped for row in rows) == len(run.calls)
 
 
 def test_a_row_says_where_the_scope_was_opened_and_what_is_dumped(dump_path):
@@ -125,8 +87,122 @@ def test_operators_that_do_nothing_are_a_reason(dump_path):
         with data_dump("mine"):
             return x.to(torch.float32) + 1
 
-    (reason,) = reasons(function, torch.ones(3), path=dump_path)
-    assert "no-op" in reason
+    missing = reasons(function, torch.ones(3), path=dump_path)
+    assert missing == {"does nothing, since it gives what it is given": 1}
+
+
+def test_a_list_of_what_is_given_is_no_operator_either(dump_path):
+    def function(x):
+        with data_dump("mine"):
+            first, second = torch.broadcast_tensors(x, x)
+            return first + second
+
+    missing = reasons(function, torch.ones(3), path=dump_path)
+    assert missing == {
+        "does nothing, since it gives what it is given": 1,
+        "takes a value out of a result that is dumped as a whole": 2,
+    }
+
+
+def run_with_pass(function, change, path):
+    """Compile with a pass of the user's own, which changes the joint graph, and run."""
+    with torch._inductor.config.patch(joint_custom_post_pass=change):
+        run = compiled(function, path, backend="inductor")
+        result = run(torch.ones(3))
+    with torchair.scope.disabled():
+        torch.testing.assert_close(result, function(torch.ones(3)))
+    return only_row()
+
+
+def test_what_a_pass_folds_to_a_constant_is_a_reason(dump_path):
+    value = torch.full((3,), 2.0)
+
+    def fold(graph):
+        for node in list(graph.nodes):
+            if node.name == "full":
+                graph.owning_module.register_buffer("folded", value)
+                with graph.inserting_before(node):
+                    constant = graph.get_attr("folded")
+                constant.meta.update(val=node.meta["val"])
+                node.replace_all_uses_with(constant)
+                graph.erase_node(node)
+
+    def function(x):
+        with data_dump("mine"):
+            return x * torch.full((3,), 2.0)
+
+    row = run_with_pass(function, fold, dump_path)
+    assert (row.tagged, row.dumped) == (2, 1)
+    assert row.missing == {"folded to a constant": 1}
+
+
+def test_what_a_pass_merges_with_an_equal_operator_is_a_reason(dump_path):
+    def merge(graph):
+        first, second = (node for node in graph.nodes if node.name in ("sin", "sin_1"))
+        second.replace_all_uses_with(first)
+        graph.erase_node(second)
+
+    def function(x):
+        y = x.sin()
+        with data_dump("mine"):
+            return x.sin() + y
+
+    row = run_with_pass(function, merge, dump_path)
+    assert (row.tagged, row.dumped) == (2, 1)
+    (reason,) = row.missing
+    assert "merged with an equal one outside" in reason
+
+
+# --- what is dumped without a scope --------------------------------------------------------------
+
+
+def config(path):
+    made = torchair.CompilerConfig()
+    made.dump_config.enable_dump = True
+    path.mkdir()
+    made.dump_config.dump_path = str(path)
+    return made
+
+
+def test_whole_graphs_have_a_row(dump_path):
+    made = torchair.CompilerConfig()
+    made.debug.data_dump.type = "npy"
+    made.debug.data_dump.path = str(dump_path)
+    backend = torchair.get_npu_backend(compiler_config=made, inner="aot_eager")
+    run = torch.compile(lambda x: x.sin().split(1)[0], backend=backend)
+    with pytest.warns(UserWarning, match="FALLBACK"):
+        run(torch.ones(3, requires_grad=True)).sum().backward()
+    row = only_row()
+    (rank,) = read(dump_path).ranks
+    assert row.scope == "(whole graphs)"
+    assert row.calls == row.dumped == len(rank.calls) > 2
+    assert set(row.missing) == {"takes a value out of a result that is dumped as a whole"}
+
+
+def test_named_nodes_have_a_row_and_a_name_that_matches_nothing_is_said_once(dump_path):
+    made = config(dump_path)
+    made.dump_config.dump_layer = "sin cos_7 tan_9"
+    backend = torchair.get_npu_backend(compiler_config=made, inner="aot_eager")
+    torch.compile(lambda x: x.sin().cos(), backend=backend)(torch.ones(3))
+    with pytest.warns(DumpWarning, match="no graph has a node named 'cos_7', 'tan_9'"):
+        (row,) = summary().rows
+    assert summary().rows == [row]  # Warnings are errors: it is not said again.
+    assert row.scope == "(named nodes)"
+    assert (row.tagged, row.dumped, row.calls) == (1, 1, 1)
+
+
+def test_named_nodes_that_lie_in_a_scope_count_for_it(dump_path):
+    def function(x):
+        with data_dump("mine", ops="*cos*"):
+            x = x.sin()
+        return x.cos()
+
+    made = config(dump_path)
+    made.dump_config.dump_layer = "sin cos"
+    backend = torchair.get_npu_backend(compiler_config=made, inner="aot_eager")
+    torch.compile(function, backend=backend)(torch.ones(3))
+    rows = {row.scope: (row.tagged, row.dumped) for row in quiet_summary().rows}
+    assert rows == {"mine": (1, 1), "(named nodes)": (1, 1)}
 
 
 def test_results_taken_apart_and_sizes_are_reasons(dump_path):
@@ -325,6 +401,24 @@ def test_the_account_is_printed_if_something_is_missing():
 def test_what_the_user_has_not_selected_is_no_news():
     more = 'with torchair.scope.data_dump("other", path="dump", steps=9): torch.ones(2)'
     assert run_script(more) == ""
+
+
+def test_an_empty_scope_is_said_at_the_end_though_nobody_asks():
+    more = (
+        "from torchair_scope.scope import data_dump\n"
+        "def empty(x):\n"
+        "    with data_dump('none'): pass\n"
+        "    return x\n"
+        "options = {'path': 'dump', 'backend': 'aot_eager'}\n"
+        "torch.compile(empty, backend='torchair_scope', options=options)(torch.ones(1) + 1)"
+    )
+    assert "empty: there is no operator in it" in run_script(more)
+
+
+def test_a_summary_is_written_to_the_manifest_of_a_process_that_is_killed_later():
+    run_script("torchair.scope.summary(); torch.zeros(1); import os; os._exit(0)")
+    (record,) = read("dump").ranks[0].account
+    assert (record["scope"], record["tagged"]) == ("mine", 2)
 
 
 def test_a_dump_that_is_gone_is_not_made_again(tmp_path):

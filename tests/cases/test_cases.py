@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import torchair_scope
 from tests.cases import CASES, load
+from tests.support.account import assert_adds_up
 from tests.support.bits import difference
 from tests.support.replay import assert_replays
 
@@ -80,6 +81,16 @@ def test_the_dump_has_no_problems_and_the_run_no_warnings(ran, name, inner):
     new = _texts(run.result.warnings) - _texts(run.reference.warnings)
     assert all(name in WARNS and WARNS[name] in text for text in new)
     assert bool(new) == (name in WARNS)
+
+
+@pytest.mark.parametrize("inner", [*INNER, "golden"])
+@every_case
+def test_the_account_adds_up_and_tells_of_every_call(ran, name, inner):
+    run = ran(name, inner)
+    assert_adds_up(run.account, run.dump)
+    assert any(row.dumped for row in run.account)
+    if inner == "golden":
+        assert sum(row.dumped for row in run.account) == len(run.calls)
 
 
 @every_case

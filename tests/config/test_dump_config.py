@@ -45,15 +45,16 @@ def config(dump_path):
 def test_values_read_as_torchair_reads_them(tmp_path):
     config = CompilerConfig().dump_config
     assert [getattr(config, name).value for name in config.option_names()] == [
-        *("0", "./", "all", "", "")
+        *("0", "./", "all", "", "tensor", "")
     ]
     config.enable_dump = True
     config.dump_mode = "input"
     config.dump_step = "0|3-5|10"
+    config.dump_data = "stats"
     config.dump_layer = "mm_1 softmax"
     config.dump_path = tmp_path
     assert [getattr(config, name).value for name in config.option_names()] == [
-        *("1", str(tmp_path), "input", "0|3-5|10", "mm_1 softmax")
+        *("1", str(tmp_path), "input", "0|3-5|10", "stats", "mm_1 softmax")
     ]
     assert copy.deepcopy(config) == config != CompilerConfig().dump_config
 
@@ -67,7 +68,8 @@ def test_values_read_as_torchair_reads_them(tmp_path):
         ("dump_step", "5-3", ValueError, "ends before it begins"),
         ("dump_layer", "a*", ValueError, "correct example:Mul_1 Add1 Conv2D_1"),
         ("dump_path", "not/there", FileNotFoundError, "Please set legal dir path"),
-        ("dump_data", "stats", ValueError, "DumpConfig has no option dump_data, all options"),
+        ("dump_data", "both", ValueError, r"not in optional list \['tensor', 'stats'\]"),
+        ("quant_dumpable", True, ValueError, "DumpConfig has no option quant_dumpable, all opt"),
     ],
 )
 def test_illegal_values_have_torchairs_errors(option, value, error, message):
@@ -108,3 +110,12 @@ def test_without_named_nodes_a_graph_without_a_scope_is_dumped_whole(config, dum
     with pytest.warns(UserWarning, match="FALLBACK to EAGER"):
         run(lambda x: x.sin() * 2, config, torch.ones(2))
     assert calls_of(dump_path) == [(0, "sin"), (0, "mul")]
+
+
+@pytest.mark.parametrize(("data", "files"), [("tensor", 2), ("stats", 0)])
+def test_statistics_are_saved_in_place_of_tensors(config, dump_path, data, files):
+    config.dump_config.dump_data = data
+    run(scoped, config, torch.ones(2))
+    assert calls_of(dump_path) == [(0, "cos")]
+    assert len(list(dump_path.rglob("*.npy"))) == files
+    assert len(list(dump_path.rglob("stats.csv"))) == (not files)

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from tests.support.account import assert_adds_up, rows
 from tests.support.bits import difference
 from tests.support.replay import assert_replays
+from torchair_scope.capture.account import account
 from torchair_scope.store.reader import Call, Rank, read
 
 
@@ -23,7 +25,9 @@ def dump(
     Every call has to replay, and to be listed in its graph's record.
     """
     options = {"path": str(path), "backend": inner}
+    account.forget()
     actual = _run(function, inputs, backward, backend="torchair_scope", options=options)
+    told = rows()
     expected = _run(function, inputs, backward, backend=inner)
     if inner == "aot_eager":
         assert difference(actual, expected) is None
@@ -31,6 +35,7 @@ def dump(
         torch.testing.assert_close(actual, expected)
     (rank,) = read(path).ranks
     assert rank.problems == []
+    assert_adds_up(told, read(path))
     assert_replays(read(path))
     for call in rank.calls:
         assert _entry(call) in _entries(rank, call.graph)

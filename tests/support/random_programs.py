@@ -51,7 +51,7 @@ class _Author:
         self.draw = draw
         self.dtypes = dtypes
         self.memory = {"x": 0, "y": 1}
-        self.statements = [*STATEMENTS, _break] if breaks else STATEMENTS
+        self.statements = [*STATEMENTS, *BREAKS, *BREAKS] if breaks else STATEMENTS
 
     def any_of(self, choices: Any) -> Any:
         return self.draw(st.sampled_from(list(choices)))
@@ -176,21 +176,39 @@ def _cond(author: _Author) -> list[str]:
     return [*lines, f"{new} = torch.cond({value}.sum() > 0, yes_{new}, no_{new}, ({value},))"]
 
 
+def _loop(author: _Author) -> list[str]:
+    value = author.value()
+    new = author.new()
+    scoped = author.draw(st.booleans())
+    lines = [f"def again_{new}(n, a):", "    return n < 2", f"def once_{new}(n, a):"]
+    lines += ["    with scope('loop'):"] * scoped
+    lines += [f"    {'    ' * scoped}return n + 1, a.tanh()"]
+    given = f"(torch.zeros((), dtype=torch.int64), {value}.detach().clone())"
+    call = f"torch._higher_order_ops.while_loop(again_{new}, once_{new}, {given})"
+    return [*lines, f"_, {new} = {call}"]
+
+
 def _break(author: _Author) -> list[str]:
-    return ["torch._dynamo.graph_break()"]
+    return [author.any_of(["torch._dynamo.graph_break()", "print('', end='')"])]
+
+
+def _item(author: _Author) -> list[str]:
+    value = author.value()
+    return [f"{author.new()} = {value} * (1 + {value}.sum().sign().item())"]
 
 
 STATEMENTS = [
     *(_unary, _unary, _binary, _binary, _matmul, _normalise, _cast, _select),
-    *(_view, _many_outputs, _in_place, _in_place, _sizes, _dropout, _cond),
+    *(_view, _many_outputs, _in_place, _in_place, _sizes, _dropout, _cond, _loop),
 ]
+BREAKS = [_break, _item]
 
 
 @st.composite
 def programs(draw: st.DrawFn, *, dtypes: tuple[str, ...] = MIXED) -> Program:
     """Programs with up to a score of operators and scopes that nest up to three deep."""
     breaks = draw(st.integers(0, 2)) == 0
-    trains = not breaks and draw(st.booleans())
+    trains = draw(st.booleans())
     author = _Author(draw, dtypes, breaks)
     body = ["x, y = x.clone(), y.clone()"] * trains
     body += author.block(0)
@@ -198,4 +216,5 @@ def programs(draw: st.DrawFn, *, dtypes: tuple[str, ...] = MIXED) -> Program:
     results = draw(st.lists(st.sampled_from(list(author.memory)), min_size=1, max_size=4))
     body += [f"return ({', '.join(results)},)"]
     source = "\n".join(["def program(x, y):", *_indented(body)]) + "\n"
-    return Program(source, "graph_break" in source, trains, draw(st.integers(0, 4)) == 0)
+    has_break = any(part in source for part in ("graph_break", "print", "item"))
+    return Program(source, has_break, trains, draw(st.integers(0, 4)) == 0)

@@ -18,6 +18,8 @@ import torch._inductor.config
 from torch.utils._pytree import tree_leaves
 
 import torchair_scope
+from tests.support.account import rows
+from torchair_scope.capture.account import Row, account
 from torchair_scope.store.reader import Call, Dump, read
 
 
@@ -33,11 +35,12 @@ class Outcome:
 
 @dataclass
 class CaseResult:
-    """`result` comes from the scoped run, `reference` from the inner backend alone."""
+    """`result` and `account` come from the scoped run, `reference` from the inner one alone."""
 
     result: Outcome
     reference: Outcome
     dump: Dump
+    account: list[Row]
 
     @property
     def calls(self) -> list[Call]:
@@ -61,10 +64,11 @@ def run_case(
     inner = backend_options["backend"]
     options = {"path": str(tmp_path), **backend_options}
     reference = run_once(case, contextlib.nullcontext, calls, backend=inner)
+    account.forget()
     result = run_once(
         case, torchair_scope.scope.data_dump, calls, backend="torchair_scope", options=options
     )
-    return CaseResult(result, reference, _read_if_there(tmp_path))
+    return CaseResult(result, reference, _read_if_there(tmp_path), rows())
 
 
 def run_golden(case: ModuleType, tmp_path: Path, calls: int = 1) -> CaseResult:
@@ -73,8 +77,9 @@ def run_golden(case: ModuleType, tmp_path: Path, calls: int = 1) -> CaseResult:
     path = mock.patch.dict("os.environ", {"TORCHAIR_SCOPE_PATH": str(tmp_path)})
     with eager, path:
         reference = run_once(case, contextlib.nullcontext, calls, backend="eager")
+        account.forget()
         result = run_once(case, torchair_scope.scope.data_dump, calls, backend="eager")
-    return CaseResult(result, reference, _read_if_there(tmp_path))
+    return CaseResult(result, reference, _read_if_there(tmp_path), rows())
 
 
 def _read_if_there(path: Path) -> Dump:

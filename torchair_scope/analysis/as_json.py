@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+from torchair_scope.analysis.account import account_of
 from torchair_scope.analysis.compare import Comparison
 from torchair_scope.analysis.dump import Call, Dump
 from torchair_scope.analysis.judgement import TensorResult
@@ -51,6 +52,7 @@ def json_of_dump(dump: Dump) -> dict[str, Any]:
             }
             for graph in dump.graphs
         ],
+        "account": [vars(row) for rank in dump.ranks for row in account_of(rank)],
         "problems": dump.problems,
     }
 

@@ -147,6 +147,7 @@ class Rank:
     run: Record = field(repr=False)
     graphs: list[Graph] = field(repr=False, default_factory=list)
     unreadable: list[str] = field(repr=False, default_factory=list)
+    account: list[Record] = field(repr=False, default_factory=list)
 
     @property
     def calls(self) -> list[Call]:

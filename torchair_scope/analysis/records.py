@@ -35,7 +35,9 @@ def read_rank(folder: Folder) -> Rank:
     position = layout.parse_rank_folder_name(folder.name.partition(".")[0])
     run = lines["run"][0] if lines["run"] else {}
     number, world_size = position or (int(run.get("rank", 0)), int(run.get("world_size", 1)))
-    rank = Rank(folder, number, world_size, run, unreadable=unreadable)
+    # A run may tell of a scope more than once; the last time counts.
+    rows = {(str(row["scope"]), str(row["opened_at"])): row for row in lines["account"]}
+    rank = Rank(folder, number, world_size, run, unreadable=unreadable, account=list(rows.values()))
     graph_records = {int(record["graph"]): record for record in lines["graph"]}
     files = _files(folder)
     records = _call_records(lines["call"], graph_records, files)
@@ -77,9 +79,14 @@ def _manifest(folder: Folder) -> tuple[dict[str, list[Record]], list[str]]:
     return found, unreadable
 
 
+_OF_AN_ACCOUNT = (
+    *("scope", "opened_at", "tagged", "reached", "dumped", "calls", "tensors", "bytes"),
+    *("missing", "missing_tensors"),
+)
 _NEEDED: dict[str, dict[str, type]] = {
     "graph": {"graph": int},
     "step": {"graph": int, "step": int},
+    "account": dict.fromkeys(_OF_AN_ACCOUNT, object),
     "call": {"graph": int, "step": int, "order": int, "node": str, "target": str},
 }
 _IF_THERE: dict[str, dict[str, type]] = {

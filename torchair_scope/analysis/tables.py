@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 from rich import box
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from torchair_scope.analysis.account import Row, account_of
 from torchair_scope.analysis.as_json import bytes_of
 from torchair_scope.analysis.compare import Comparison
 from torchair_scope.analysis.dump import Call, Dump
@@ -81,14 +82,25 @@ def print_dump(console: Console, dump: Dump) -> None:
         counts = (len(graph.steps), len(calls), size_text(bytes_of(calls)))
         graphs.add_row(*map(str, (*cells, *counts)))
     console.print(graphs)
-    scopes = new_table("Scopes", "scope", "calls", "size")
-    by_scope: dict[str | None, list[Call]] = defaultdict(list)
-    for call in dump.calls():
-        by_scope[call.scope].append(call)
-    for scope, calls in sorted(by_scope.items(), key=lambda item: str(item[0])):
-        scopes.add_row(escape(scope or "(not known)"), str(len(calls)), size_text(bytes_of(calls)))
-    console.print(scopes)
+    _print_scopes(console, [row for rank in dump.ranks for row in account_of(rank)])
     print_notes(console, dump.problems, "Nothing is missing.")
+
+
+def _print_scopes(console: Console, rows: Sequence[Row]) -> None:
+    """The account of each scope, then what of it is missing and why."""
+    several = len({row.rank for row in rows}) > 1
+    columns = ["rank"] * several + ["scope", "opened at", "tagged", "compiled", "dumped", "calls"]
+    table = new_table("Scopes", *columns, "tensors", "size")
+    for row in rows:
+        name = escape(row.scope or "(not known)"), escape(row.opened_at or "?")
+        known = ["?" if n is None else str(n) for n in (row.tagged, row.reached, row.dumped)]
+        counts = str(row.calls), str(row.tensors), size_text(row.bytes)
+        table.add_row(*[str(row.rank)] * several, *name, *known, *counts)
+    console.print(table)
+    for row in rows:
+        for sentence in row.missing:
+            where = f"rank {row.rank}, " * several + f"{row.scope} ({row.opened_at})"
+            console.print(escape(f"{where}: {sentence}"), highlight=False, soft_wrap=True)
 
 
 def print_notes(console: Console, notes: Sequence[str], otherwise: str, most: int = 20) -> None:

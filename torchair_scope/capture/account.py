@@ -20,19 +20,30 @@ from typing import Any
 
 import torch
 
-from torchair_scope.capture.dynamo_graph import computes_tensors, dead_nodes
+from torchair_scope.capture.dynamo_graph import (
+    computes_tensors,
+    dead_nodes,
+    gives_what_it_is_given,
+    is_constant,
+)
 from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.tags import UNKNOWN, Tag, annotate_node, graphs_in, tag_of
 from torchair_scope.capture.targets import is_unpacking
+from torchair_scope.store.budget import BUDGET, DISK
 from torchair_scope.store.writer import CallReport
 
 KEY_OF_NODE = "torchair_scope_node"
+# What is dumped without a scope has a row as well.
+WHOLE_GRAPHS = Tag("(whole graphs)", "debug.data_dump.type")
+NAMED_NODES = Tag("(named nodes)", "dump_config.dump_layer")
 
 
 class Outcome(enum.IntEnum):
     """What became of an operator of a scope. Of several, the last one in this list counts."""
 
     DEAD = enum.auto()
+    FOLDED = enum.auto()
+    NO_OP = enum.auto()
     REMOVED = enum.auto()
     NO_TENSOR = enum.auto()
     UNPACKS = enum.auto()
@@ -45,8 +56,11 @@ class Outcome(enum.IntEnum):
     RANK = enum.auto()
     STEP = enum.auto()
     NOT_WRITTEN = enum.auto()
+    NOT_TRIGGERED = enum.auto()
     RAISED = enum.auto()
     DTYPE = enum.auto()
+    DISK = enum.auto()
+    BUDGET = enum.auto()
     DUMPED = enum.auto()
 
     @property
@@ -57,19 +71,24 @@ class Outcome(enum.IntEnum):
 
 _REASONS = {
     Outcome.DEAD: "removed as dead code, since nothing uses its value",
-    Outcome.REMOVED: "left no operator: merged with an equal one, folded to a constant, or a no-op",
+    Outcome.FOLDED: "folded to a constant",
+    Outcome.NO_OP: "does nothing, since it gives what it is given",
+    Outcome.REMOVED: "left no operator: merged with an equal one outside, or replaced by a pass",
     Outcome.NO_TENSOR: "not a tensor: computes sizes or other numbers",
     Outcome.UNPACKS: "takes a value out of a result that is dumped as a whole",
     Outcome.IN_BODY: "in the body of an operator that is dumped as one",
     Outcome.FILTER: "left out by the filter",
     Outcome.OPS: "not selected by ops",
-    Outcome.INSIDE: "inside its scope, of which tap='boundary' takes the values at the border",
+    Outcome.INSIDE: "inside its scope: tap='boundary' takes what crosses its border",
     Outcome.NOT_TAPPED: "not handed out by the compiled code",
     Outcome.NOT_RUN: "did not run",
     Outcome.RANK: "rank not selected",
     Outcome.STEP: "step not selected",
     Outcome.RAISED: "raised an exception",
     Outcome.NOT_WRITTEN: "write error",
+    Outcome.NOT_TRIGGERED: "not triggered: `when` asked for no step of it",
+    Outcome.DISK: "disk: only statistics are saved, to leave min_free",
+    Outcome.BUDGET: "budget: only statistics are saved",
     Outcome.DTYPE: "none of its tensors can be saved",
     Outcome.DUMPED: "dumped",
 }
@@ -81,6 +100,8 @@ _LOSSES = {
     Outcome.RAISED,
     Outcome.NOT_WRITTEN,
     Outcome.DTYPE,
+    Outcome.DISK,
+    Outcome.BUDGET,
 }
 
 
@@ -95,6 +116,7 @@ class Entry:
     calls: int = 0
     tensors: int = 0
     bytes: int = 0
+    statistics: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     missing_tensors: Counter[str] = field(default_factory=Counter)
     uncompiled: str | None = None
@@ -103,6 +125,8 @@ class Entry:
     folders: set[str] = field(default_factory=set)
     # Whether all that is traced in it so far is known to have come to a backend of this package.
     arrived: bool = True
+    # Names of nodes that were asked for, and whether a graph has had one.
+    names: dict[str, bool] = field(default_factory=dict)
 
 
 class Operator:
@@ -224,6 +248,30 @@ class Account:
                     self._entry(tag).reached += 1
                 self.note([number_of(node)], _outcome_when_reached(node))
 
+    def untagged(self, gm: torch.fx.GraphModule) -> None:
+        """Count the operators of an ATen graph that is dumped as a whole."""
+        for graph in graphs_in(gm):
+            for node in graph.nodes:
+                if node.op.startswith("call_"):
+                    self._reached_untagged(node, WHOLE_GRAPHS)
+
+    def named(self, gm: torch.fx.GraphModule, names: Iterable[str]) -> None:
+        """Count the nodes of an ATen graph that are dumped for their names."""
+        with self._lock:
+            found = self._entry(NAMED_NODES).names
+            found.update((name, False) for name in names if name not in found)
+        for graph in graphs_in(gm):
+            for node in graph.nodes:
+                if node.name in names:
+                    found[node.name] = True
+                    if tag_of(node) is None:
+                        self._reached_untagged(node, NAMED_NODES)
+
+    def _reached_untagged(self, node: torch.fx.Node, stands_for: Tag) -> None:
+        self._number(node, stands_for, _outcome_when_reached(node))
+        with self._lock:
+            self._entry(stands_for).reached += 1
+
     def note(self, numbers: Iterable[str | None], outcome: Outcome) -> None:
         """Take note of what becomes of some numbered nodes."""
         with self._lock:
@@ -235,12 +283,16 @@ class Account:
 
     def begun(self, tag: Tag | None, number: str | None) -> Callable[[CallReport], None] | None:
         """A call of a compiled graph begins; gives what is told what was written of it."""
-        if tag is None:
-            return None
         with self._lock:
-            entry, tagged = self._entry(tag), self._operators.get(number or "")
+            tagged = self._operators.get(number or "")
             if tagged is not None:
                 tagged.becomes(Outcome.NOT_WRITTEN)
+            if tag is not None:
+                entry = self._entry(tag)
+            elif tagged is not None:
+                entry = tagged.entry
+            else:
+                return None
         return lambda report: self._record(entry, tagged, report)
 
     def ran(self, tag: Tag, outcome: Outcome) -> None:
@@ -262,6 +314,10 @@ class Account:
 
     def _record(self, entry: Entry, tagged: Operator | None, report: CallReport) -> None:
         with self._lock:
+            if not report.is_triggered:
+                if tagged is not None:
+                    tagged.becomes(Outcome.NOT_TRIGGERED)
+                return
             entry.folders.add(report.folder)
             entry.missing_tensors.update(lost["reason"] for lost in report.missing)
             if tagged is not None:
@@ -271,6 +327,7 @@ class Account:
             entry.calls += 1
             entry.tensors += report.tensors
             entry.bytes += report.bytes
+            entry.statistics += report.statistics
 
 
 def _outcome_when_traced(node: torch.fx.Node, dead: set[torch.fx.Node]) -> Outcome:
@@ -278,7 +335,11 @@ def _outcome_when_traced(node: torch.fx.Node, dead: set[torch.fx.Node]) -> Outco
         return Outcome.DEAD
     if _takes_apart(node):
         return Outcome.UNPACKS
-    return Outcome.REMOVED if computes_tensors(node) else Outcome.NO_TENSOR
+    if not computes_tensors(node):
+        return Outcome.NO_TENSOR
+    if gives_what_it_is_given(node):
+        return Outcome.NO_OP
+    return Outcome.FOLDED if is_constant(node) else Outcome.REMOVED
 
 
 def _takes_apart(node: torch.fx.Node) -> bool:
@@ -300,6 +361,10 @@ def _outcome_of(report: CallReport) -> Outcome:
         return Outcome.RAISED
     if report.tensors or not report.missing:
         return Outcome.DUMPED
+    reasons = {lost["reason"].partition(":")[0] for lost in report.missing}
+    for kind, outcome in ((BUDGET, Outcome.BUDGET), (DISK, Outcome.DISK)):
+        if kind in reasons:
+            return outcome
     # A file that could not be written has a name, a tensor that could not be read has none.
     lost_files = any(lost["file"] is not None for lost in report.missing)
     return Outcome.NOT_WRITTEN if lost_files else Outcome.DTYPE
@@ -337,6 +402,7 @@ class Row:
         calls: calls dumped, of all steps, forward and backward.
         tensors: tensors in their files.
         bytes: size of all their files.
+        statistics: rows of statistics.
         missing: for each reason how many of the tagged operators are not dumped.
         missing_tensors: for each reason how many tensors of dumped calls are not saved.
         uncompiled: why it ran uncompiled although it lies in compiled code, else None.
@@ -351,6 +417,7 @@ class Row:
     calls: int
     tensors: int
     bytes: int
+    statistics: int
     missing: Mapping[str, int]
     missing_tensors: Mapping[str, int]
     uncompiled: str | None
@@ -425,6 +492,7 @@ def _row(entry: Entry, entries: list[Entry]) -> Row:
         calls=entry.calls,
         tensors=entry.tensors,
         bytes=entry.bytes,
+        statistics=entry.statistics,
         missing={outcome.reason: count for outcome, count in outcomes.items()},
         missing_tensors=dict(entry.missing_tensors),
         uncompiled=entry.uncompiled,
@@ -435,6 +503,7 @@ def _row(entry: Entry, entries: list[Entry]) -> Row:
 def _remark(entry: Entry, entries: list[Entry]) -> str | None:
     """What is wrong with a scope as a whole."""
     inside = any(other.tagged and other.scope.startswith(f"{entry.scope}/") for other in entries)
+    inside = inside or bool(entry.names)
     if not entry.tagged and not inside and not entry.arrived:
         return (
             "nothing of it came to a backend of torchair_scope: it is empty, or its code is "
@@ -448,13 +517,25 @@ def _remark(entry: Entry, entries: list[Entry]) -> str | None:
     if entry.tagged and not entry.calls:
         reasons = sorted(outcome.reason for outcome, count in entry.outcomes.items() if count)
         return f"nothing of it is saved: {'; '.join(reasons)}"
+    unknown = [repr(name) for name, is_known in sorted(entry.names.items()) if not is_known]
+    if unknown:
+        return (
+            f"no graph has a node named {', '.join(unknown)}. "
+            "config.debug.graph_dump.type = 'py' writes graphs with the names of their nodes"
+        )
     return entry.unseen
 
 
 def has_losses(entry: Entry, entries: list[Entry]) -> bool:
     """Whether something is missing that the user has not chosen to leave out."""
     lost = any(entry.outcomes[outcome] for outcome in _LOSSES)
-    chosen = {Outcome.STEP, Outcome.RANK, Outcome.OPS, Outcome.FILTER}
+    chosen = {
+        Outcome.STEP,
+        Outcome.RANK,
+        Outcome.OPS,
+        Outcome.FILTER,
+        Outcome.NOT_TRIGGERED,
+    }
     left_out = any(entry.outcomes[outcome] for outcome in chosen)
     nothing = _remark(entry, entries) is not None and not left_out
     return lost or nothing or bool(entry.missing_tensors)

@@ -26,7 +26,8 @@ def summary() -> Summary:
 
     The numbers of a row add up: `tagged == dumped + sum(missing.values())`. An operator counts
     once however often a compiled graph runs it, and each time that it runs in eager code. The
-    same is written to the manifest when the process ends, and printed if something is missing.
+    same is written to the manifest, here and when the process ends, and printed then if something
+    is missing.
 
     Returns:
         The rows, a scope each; as text a table.
@@ -36,6 +37,7 @@ def summary() -> Summary:
     """
     complete_steps()
     current = _current()
+    _write_to_manifests(current)
     for row, entry in zip(current.rows, account.entries(), strict=False):
         if row.remark is not None and not entry.is_remarked_on:
             entry.is_remarked_on = True
@@ -57,17 +59,22 @@ def _at_exit() -> None:
         complete_steps()
     entries = account.entries()
     current = _current()
+    _write_to_manifests(current)
+    if any(has_losses(entry, entries) for entry in entries):
+        print(f"torchair_scope: not all that lies in scopes is dumped\n{current}", file=sys.stderr)
+
+
+def _write_to_manifests(current: Summary) -> None:
+    """Write the rows; of one scope the last counts."""
     for folder in open_folders():
         with contextlib.suppress(OSError):
             _write(folder, current)
-    if any(has_losses(entry, entries) for entry in entries):
-        print(f"torchair_scope: not all that lies in scopes is dumped\n{current}", file=sys.stderr)
 
 
 def _write(folder: RankFolder, current: Summary) -> None:
     if folder.pid != os.getpid() or not folder.manifest.is_in_place():
         return
-    for row, entry in zip(current.rows, account.entries(), strict=True):
+    for row, entry in zip(current.rows, account.entries(), strict=False):
         if not entry.folders or folder.path in entry.folders:
             folder.append(as_record(row))
 

@@ -28,7 +28,7 @@ from torchair_scope.capture.saved import (
     Saved,
     Selection,
     describe_nodes,
-    warn_of_unknown_bodies,
+    warn_of_closed_bodies,
 )
 from torchair_scope.capture.settings import DumpSettings, Filter
 from torchair_scope.capture.shared_bodies import separate_shared_bodies
@@ -159,7 +159,9 @@ class Scoper:
         for graph in graphs_in(gm):
             tag_what_stands_between(graph)
         account.reached(gm, is_traced=self.is_traced)
-        warn_of_unknown_bodies(gm.graph)
+        if self.settings.layers:
+            account.named(gm, self.settings.layers)
+        warn_of_closed_bodies(gm.graph, self.settings.options_of)
         wants = self._wants_any if self.dumps_whole(gm) else self._wants_tagged
         written = as_written(gm, self.decomposed)
         saved = Selection(wants, self.settings.options_of, direction).of(written.graph)
@@ -183,6 +185,7 @@ class Scoper:
     def interpret(self, gm: torch.fx.GraphModule, direction: Direction) -> Any:
         """Dump a whole ATen graph, which then runs uncompiled."""
         warnings.warn(_FALLS_BACK, stacklevel=2)
+        account.untagged(gm)
         saved = Selection(self._wants_any, lambda tag: NONE, direction).of(gm.graph)
         number = self._number(gm)
         regions = partition(gm.graph, lambda node: True)

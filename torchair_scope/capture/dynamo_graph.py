@@ -65,6 +65,44 @@ def computes_tensors(node: torch.fx.Node) -> bool:
     )
 
 
+def gives_what_it_is_given(node: torch.fx.Node) -> bool:
+    """Whether a node of a Dynamo graph returns nothing but inputs of it, as they are."""
+    results = tree_leaves(node.meta.get("example_value"))
+    given = [source.meta.get("example_value") for source in node.all_input_nodes]
+    return all(
+        isinstance(result, torch.Tensor) and any(_is_same(result, value) for value in given)
+        for result in results
+    )
+
+
+def _is_same(one: torch.Tensor, other: Any) -> bool:
+    if one is other:
+        return True
+    if not isinstance(other, torch.Tensor) or one.dtype is not other.dtype:
+        return False
+    try:
+        return (
+            one.untyped_storage()._cdata == other.untyped_storage()._cdata
+            and one.shape == other.shape
+            and one.stride() == other.stride()
+            and one.storage_offset() == other.storage_offset()
+        )
+    except (NotImplementedError, RuntimeError):  # of a sparse tensor, or one in torch.func
+        return False
+
+
+def is_constant(node: torch.fx.Node) -> bool:
+    """Whether a node of a Dynamo graph computes nothing of any input of the graph."""
+    waiting, seen = [node], {node}
+    while waiting:
+        sources = waiting.pop().all_input_nodes
+        if any(source.op in ("placeholder", "get_attr") for source in sources):
+            return False
+        waiting.extend(source for source in sources if source not in seen)
+        seen.update(sources)
+    return True
+
+
 def _has_effect(node: torch.fx.Node) -> bool:
     """Whether a node of a Dynamo graph may do more than return a value."""
     target = node.target

@@ -158,6 +158,7 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._is_saved_further_in() or not switch.on or _torch_private.is_tracing():
             return func(*args, **kwargs)
         if any(map(_torch_private.has_own_dispatch, types)):
+            self.is_taken_apart(types, (args, kwargs))
             return NotImplemented  # The operators that it makes of this one come here next.
         self._nodes.look()
         if isinstance(func, HigherOrderOperator):
@@ -182,6 +183,9 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def wants(self, func: OpOverload, args: tuple[Any, ...]) -> bool:
         """Whether an operator that runs now is saved."""
         return True
+
+    def is_taken_apart(self, types: Any, arguments: Any) -> None:
+        """Is told of an operator on tensors that make others of it, as DTensors do."""
 
     def origin(self) -> Origin:
         """Where an operator that runs now comes from."""
@@ -241,7 +245,9 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
             return run
 
-        return func(*map(within, args), **kwargs)
+        results = func(*map(within, args), **kwargs)
+        self._nodes.returned(results)  # One autograd node stands for all that ran.
+        return results
 
     def _save_runs_of(self, node: Any, made_by: tuple[Origin, EagerCall]) -> None:
         """Have the backward of an operator saved, whenever its autograd node runs."""
@@ -265,6 +271,7 @@ class _ScopeMode(SavingMode):  # type: ignore[no-untyped-call]
         tag = Tag(f"{within.tag.scope}/{inner}" if within else inner, position)
         self._compile = uncompiled.enclosing_compile()
         self._is_open = True
+        options = options.of_scope(tag.scope)
         if within is not None:
             options = options.over(within.options)
         settings = within.settings if within else DumpSettings()
@@ -279,6 +286,7 @@ class _ScopeMode(SavingMode):  # type: ignore[no-untyped-call]
         if reason is not None:
             account.uncompiled(tag, reason)
         self._compiling: Any = None
+        self._has_lost_gradients = False
         self._facts: dict[str, Any] = {"recompute": True} if is_recomputing() else {}
         self._in_transform = _torch_private.is_in_gradient_transform()
         if self._in_transform and (within is None or within._in_transform):
@@ -304,6 +312,12 @@ class _ScopeMode(SavingMode):  # type: ignore[no-untyped-call]
             outermost_scope_is_left()
         self._nodes.look()
         self.entry.leave()
+
+    def is_taken_apart(self, types: Any, arguments: Any) -> None:
+        differentiated = any(tensor.requires_grad for tensor in tensors_in(arguments))
+        if differentiated and torch.is_grad_enabled() and not self._has_lost_gradients:
+            self._has_lost_gradients = True
+            uncompiled.warn_of_subclass(self.tag, self.settings, types)
 
     def callback_within(self, compiling: Any) -> Any:
         """What Dynamo is to do in the scope, where it compiled what was called before.

@@ -26,14 +26,23 @@ from torchair_scope.capture.effects import is_irreproducible
 from torchair_scope.capture.interpreter import CallSink
 from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.settings import DumpSettings, Filter
-from torchair_scope.capture.steps import Destination, pace_of, why_skipped
+from torchair_scope.capture.steps import (
+    Destination,
+    begin_step,
+    condition_of,
+    pace_of,
+    why_skipped,
+)
 from torchair_scope.capture.tags import KEY, Tag
 from torchair_scope.options import Options
+from torchair_scope.store.choice import Choice
 from torchair_scope.store.files import Pace
 from torchair_scope.store.run import Run, open_run
+from torchair_scope.store.trigger import Condition, HeldStep
 from torchair_scope.store.writer import GraphDump, Step
 
 Direction = Literal["forward", "backward"]
+Begin = Callable[[int, Pace, Condition | None], Step | HeldStep]
 _NO_KIND = Outcome.NO_TENSOR
 
 
@@ -73,11 +82,12 @@ class EagerStep:
         begin: begins the step of the dump; called for the first call that is dumped.
     """
 
-    def __init__(self, number: int, is_backward: bool, begin: Callable[[int, Pace], Step]) -> None:
+    def __init__(self, number: int, is_backward: bool, begin: Begin) -> None:
         self.number = number
         self._is_backward = is_backward
         self._begin = begin
-        self._begun: Step | None = None
+        self._begun: dict[Condition | None, Step | HeldStep] = {}
+        self._orders = itertools.count()
         # Names are given as to the nodes of a graph. The backward may run on several threads.
         self._names = torch.fx.Graph()
         self._naming = threading.Lock()
@@ -116,13 +126,16 @@ class EagerStep:
         origin: Origin,
         options: Options,
     ) -> EagerCall:
+        condition = condition_of(options)
         with self._naming:
-            if self._begun is None:
-                self._begun = self._begin(self.number, pace_of([options]))
+            if condition not in self._begun:
+                self._begun[condition] = self._begin(self.number, pace_of([options]), condition)
+            step, order = self._begun[condition], next(self._orders)
         report = account.begun_eagerly(origin.tag)
-        target, mode = nodes.target_name(node), options.mode or "all"
-        sink = self._begun.begin_call(node.name, target, args, kwargs, facts, mode, report)
-        return EagerCall(self._begun.graph, self.number, node.name, sink)
+        target, mode, choice = nodes.target_name(node), options.mode or "all", Choice.of(options)
+        name = node.name
+        sink = step.begin_call(name, target, args, kwargs, facts, mode, report, choice, order)
+        return EagerCall(step.graph, self.number, name, sink)
 
     def _node(
         self,
@@ -150,8 +163,8 @@ class EagerStep:
 
     def finish(self) -> None:
         """Write the step's record, if anything of it is dumped."""
-        if self._begun is not None:
-            self._begun.finish()
+        for step in self._begun.values():
+            step.finish()
 
 
 def _without_tensors(value: Any) -> Any:
@@ -197,12 +210,13 @@ class EagerGraph:
         is_backward = self._description["direction"] == "backward"
         return EagerStep(next(self._steps), is_backward, self._begin)
 
-    def _begin(self, number: int, pace: Pace) -> Step:
+    def _begin(self, number: int, pace: Pace, condition: Condition | None) -> Step | HeldStep:
         with self._lock:
             if self._dump is None:
                 run = open_run(*self._destination)
                 self._dump = run.graph(next_graph_number(), self._description, kind="eager")
-            return self._dump.begin_step(number, pace)
+            scope = self._description["scope"]
+            return begin_step(self._dump, number, pace, scope, self._destination, condition)
 
 
 _graphs: dict[tuple[Destination, Direction, Tag, str | None], EagerGraph] = {}

@@ -32,13 +32,15 @@ def frames_outwards() -> Iterator[types.FrameType]:
 
 
 def opened_at() -> str:
-    """Where the user opens a scope, as `model.py:12`; in a trace, where Dynamo stands."""
-    frames = [(frame.filename, frame.lineno) for frame in _torch_private.user_frames_of_trace()]
-    for filename, line in reversed(frames):
-        if not os.path.abspath(filename).startswith(_PACKAGE):
+    """Where the user opens a scope, as `model.py:12`; in a trace, where Dynamo stands.
+
+    A scope on a live module is opened where the user calls that, or a module around it.
+    """
+    traced = [(frame.filename, frame.lineno) for frame in _torch_private.user_frames_of_trace()]
+    running = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames_outwards()]
+    for filename, line in [*reversed(traced), *running]:
+        if not os.path.abspath(filename).startswith((_PACKAGE, _TORCH)):
             return f"{os.path.basename(filename)}:{line}"
-    for frame in frames_outwards():
-        return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
     return UNKNOWN
 
 

@@ -28,6 +28,7 @@ from torchair_scope.options import EngineName, Options
 
 Facts = Mapping[str, Any]
 Wanted = Callable[[torch.fx.Node, Tag | None], bool]
+OptionsOf = Callable[[Tag | None], Options]
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Selection:
     """
 
     wanted: Wanted
-    options_of: Callable[[Tag | None], Options]
+    options_of: OptionsOf
     direction: str
 
     def of(self, graph: torch.fx.Graph) -> Saved:
@@ -140,13 +141,7 @@ class Selection:
         return Saved(calls, inside, given)
 
     def _engine(self, node: torch.fx.Node, tag: Tag | None) -> EngineName:
-        """The engine for a node: what runs in its bodies can only be interpreted with it."""
-        inner: list[Tag | None] = [*tags_in_bodies(node), tag_of_lost_bodies(node)]
-        scopes: list[Tag | None] = [each for each in inner if each is not None]
-        if tag is not None or not scopes:
-            scopes.append(tag)
-        engines = {self.options_of(each).engine for each in scopes}
-        return "tap" if engines == {"tap"} else "interpret"
+        return engine_for(node, tag, self.options_of)
 
     def _bodies(self, node: torch.fx.Node, tag: Tag | None, pattern: str) -> dict[int, SavedBody]:
         found: dict[int, SavedBody] = {}
@@ -190,6 +185,16 @@ class Selection:
         return facts
 
 
+def engine_for(node: torch.fx.Node, tag: Tag | None, options_of: OptionsOf) -> EngineName:
+    """The engine for a node with this tag: what runs in bodies can only be interpreted with it."""
+    inner: list[Tag | None] = [*tags_in_bodies(node), tag_of_lost_bodies(node)]
+    scopes: list[Tag | None] = [each for each in inner if each is not None]
+    if tag is not None or not scopes:
+        scopes.append(tag)
+    engines = {options_of(each).engine for each in scopes}
+    return "tap" if engines == {"tap"} else "interpret"
+
+
 def inherited_tag(node: torch.fx.Node, tag: Tag | None) -> Tag | None:
     """The tag of operators in a node's bodies that have none, if the node itself has `tag`.
 
@@ -205,14 +210,25 @@ def _tag_of_bodies(node: torch.fx.Node) -> Tag | None:
     return next(tags_in_bodies(node), None) or tag_of_lost_bodies(node)
 
 
-def warn_of_unknown_bodies(graph: torch.fx.Graph) -> None:
+def warn_of_closed_bodies(graph: torch.fx.Graph, options_of: OptionsOf) -> None:
     """Say which scopes lie in a body of which the operators cannot be saved one by one."""
     for node in graph.nodes:
+        tags = dict.fromkeys(tags_in_bodies(node))
+        if engine_for(node, tag_of(node), options_of) == "tap":
+            for tag in (tag for tag in tags if tag != tag_of(node)):
+                warnings.warn(
+                    f"scope {tag.scope!r} opened at {tag.opened_at} lies in a body of "
+                    f"{node.target}, out of which compiled code hands no values: {node.name} is "
+                    "dumped as one operator. Open the scope with engine='interpret' to have the "
+                    "operators in it dumped.",
+                    stacklevel=2,
+                )
+            continue
         for module in (body.module for body in called_bodies(node)):
-            warn_of_unknown_bodies(module.graph)
+            warn_of_closed_bodies(module.graph, options_of)
         if called_bodies(node) or runs_fused(node):
             continue
-        for tag in dict.fromkeys(tags_in_bodies(node)):
+        for tag in tags:
             warnings.warn(
                 f"scope {tag.scope!r} opened at {tag.opened_at} lies in the body of {node.target}, "
                 f"an operator that is not known to call it and no more: {node.name} is dumped as "

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from torchair_scope.capture.account import Outcome, account
 from torchair_scope.capture.interpreter import CallSink, StepSink, Unsaved
@@ -18,9 +18,11 @@ from torchair_scope.capture.saved import Saved, SavedCall
 from torchair_scope.capture.settings import DumpSettings
 from torchair_scope.capture.tags import Tag
 from torchair_scope.options import Options
+from torchair_scope.store.choice import Choice
 from torchair_scope.store.files import Pace
 from torchair_scope.store.layout import rank_and_world_size
 from torchair_scope.store.run import open_run
+from torchair_scope.store.trigger import Condition, HeldStep, trigger_of
 from torchair_scope.store.writer import GraphDump, Mode, Step
 
 Destination = tuple[Any, Any]
@@ -72,18 +74,20 @@ class DumpedGraph:
         """Begin to save one run of the graph; nothing is written if none of it is selected."""
         number = next(self._steps)
         selected = self._selected(number)
-        together: dict[Destination, list[Options]] = defaultdict(list)
-        for options in selected.values():
-            together[options.path, options.on_error].append(options)
+        together: dict[_Place, list[Options]] = defaultdict(list)
+        for tag, options in selected.items():
+            together[_Place.of(tag, options)].append(options)
         steps = {
-            destination: self._dump(destination).begin_step(number, pace_of(options, announced))
-            for destination, options in together.items()
+            place: place.begin_step(
+                self._dump(place.destination), number, pace_of(options, announced)
+            )
+            for place, options in together.items()
         }
-        modes: dict[Tag | None, tuple[Step, Mode]] = {
-            tag: (steps[options.path, options.on_error], options.mode or "all")
+        asked = {
+            tag: Asked(steps[_Place.of(tag, options)], options.mode or "all", Choice.of(options))
             for tag, options in selected.items()
         }
-        return DumpedStep(list(steps.values()), modes) if modes else Unsaved()
+        return DumpedStep(list(steps.values()), asked) if asked else Unsaved()
 
     def _selected(self, step: int) -> dict[Tag | None, Options]:
         """The scopes that are dumped in a step, with their options."""
@@ -139,12 +143,66 @@ def this_rank() -> int:
     return rank_and_world_size()[0]
 
 
+class Asked(NamedTuple):
+    """What a scope asks for in one step."""
+
+    step: Step | HeldStep
+    mode: Mode
+    choice: Choice
+
+
+class _Place(NamedTuple):
+    """What the scopes have in common that are saved as one step."""
+
+    destination: Destination
+    scope: str | None
+    condition: Condition | None
+
+    @classmethod
+    def of(cls, tag: Tag | None, options: Options) -> _Place:
+        """The place of a scope: with a trigger, an outermost one has steps of its own."""
+        condition = condition_of(options)
+        scope = outermost(tag) if condition is not None else None
+        return cls((options.path, options.on_error), scope, condition)
+
+    def begin_step(self, dump: GraphDump, number: int, pace: Pace) -> Step | HeldStep:
+        """Begin a step of a dump there."""
+        return begin_step(dump, number, pace, self.scope, self.destination, self.condition)
+
+
+def begin_step(
+    dump: GraphDump,
+    number: int,
+    pace: Pace,
+    scope: str | None,
+    destination: Destination,
+    condition: Condition | None,
+) -> Step | HeldStep:
+    """Begin a step that is written, or one that is held until its trigger decides."""
+    if condition is None:
+        return dump.begin_step(number, pace)
+    return trigger_of(scope or "", destination, condition).begin_step(dump, number, pace)
+
+
+def condition_of(options: Options) -> Condition | None:
+    """When a step is saved; None if it always is."""
+    if options.when is None:
+        return None
+    return Condition(options.when, options.keep_last or 0, options.max_held or 0)
+
+
+def outermost(tag: Tag | None) -> str:
+    """The scope that a scope lies in."""
+    return tag.scope.partition("/")[0] if tag is not None else ""
+
+
 class DumpedStep:
     """One run of a compiled graph: a step of each dump that one of its scopes goes to."""
 
-    def __init__(self, steps: list[Step], modes: Mapping[Tag | None, tuple[Step, Mode]]) -> None:
+    def __init__(self, steps: Sequence[Step | HeldStep], asked: Mapping[Tag | None, Asked]) -> None:
         self._steps = steps
-        self._modes = modes
+        self._asked = asked
+        self._orders = itertools.count()
 
     def begin_call(
         self,
@@ -155,11 +213,12 @@ class DumpedStep:
         saved: SavedCall,
     ) -> CallSink:
         """Save the inputs of a call, if its scope is dumped in this step."""
-        if saved.tag not in self._modes:
+        if saved.tag not in self._asked:
             return Unsaved()
-        step, mode = self._modes[saved.tag]
+        step, mode, choice = self._asked[saved.tag]
         report = account.begun(saved.tag, saved.number)
-        return step.begin_call(node, target, args, kwargs, saved.facts, mode, report)
+        facts, order = saved.facts, next(self._orders)
+        return step.begin_call(node, target, args, kwargs, facts, mode, report, choice, order)
 
     def finish(self) -> None:
         """Write the steps' records."""

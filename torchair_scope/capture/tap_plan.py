@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from torchair_scope.capture.partition import Region
 from torchair_scope.capture.symbols import is_symbolic, value_of
-from torchair_scope.capture.targets import handles_tokens
+from torchair_scope.capture.targets import is_token
 from torchair_scope.capture.written import NotHandedOut, WrittenCall
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
@@ -98,14 +98,16 @@ class _Planner:
         )
 
     def _tapped(self, node: fx.Node, value: Any) -> Any:
+        if is_token(node):
+            return NotHandedOut("an effect token")
         if isinstance(value, (torch.Tensor, *_NUMBERS)):
             self._taps.append(node)
             return node
         if not isinstance(value, (tuple, list, dict)):
-            return _without_node(node, value)
+            return _without_node(value)
         elements = _elements(node)
         sources = {
-            key: self._source(elements[key]) if key in elements else _without_node(node, item)
+            key: self._source(elements[key]) if key in elements else _without_node(item)
             for key, item in _items(value)
         }
         return sources if isinstance(value, dict) else type(value)(sources.values())
@@ -141,9 +143,5 @@ def _elements(node: fx.Node) -> dict[Any, fx.Node]:
     return elements
 
 
-def _without_node(node: fx.Node, value: Any) -> Any:
-    if value is None:
-        return None
-    if handles_tokens(node):
-        return NotHandedOut("an effect token")
-    return NotHandedOut(f"a value of type {type(value).__name__}")
+def _without_node(value: Any) -> Any:
+    return None if value is None else NotHandedOut(f"a value of type {type(value).__name__}")

@@ -100,6 +100,17 @@ def handles_tokens(node: fx.Node) -> bool:
     return node.op == "call_function" and name_of(node) in _HANDLES_TOKENS
 
 
+def is_token(node: fx.Node) -> bool:
+    """Whether the value of a call is an effect token."""
+    if name_of(node) == "_make_token":
+        return True
+    if node.target is not operator.getitem:
+        return False
+    producer, index = node.args
+    unpacks = isinstance(producer, fx.Node) and name_of(producer) == "with_effects"
+    return unpacks and index in (0,)
+
+
 def is_opaque(node: fx.Node) -> bool:
     """Whether nothing is known about what the node does."""
     target = node.target

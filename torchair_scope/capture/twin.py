@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ class Twin:
         self._gm = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
         self._settings = settings
         self._below_autograd = below_autograd
+        self._said_uncompiled = False
 
     def beside(self, compiled: Compiled) -> Compiled:
         """`compiled`, but for calls in a scope, which run the twin."""
@@ -49,11 +51,23 @@ class Twin:
         return call
 
     def _run(self, mode: SavingMode, args: list[Any]) -> Any:
+        if self._settings.within(mode.options).options_of(None).engine == "tap":
+            self._say_uncompiled()
         with mode.running_graph(self._settings) as at_node:
             results = _Interpreter(self._gm, at_node).boxed_run(args)
         if self._below_autograd:
             mode.ran_below_autograd(results)
         return results
+
+    def _say_uncompiled(self) -> None:
+        if not self._said_uncompiled:
+            self._said_uncompiled = True
+            warnings.warn(
+                "a scope with engine='tap' stands around a call of compiled code, which has no "
+                "taps: this call runs uncompiled, operator by operator. Put the scope inside the "
+                "compiled function to have the values of its compiled code dumped.",
+                stacklevel=4,
+            )
 
 
 class _Interpreter(torch.fx.Interpreter):

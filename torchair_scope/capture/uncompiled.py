@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +101,22 @@ _GRADIENTS = (
 
 def warn_of_gradients(tag: Tag, settings: DumpSettings) -> None:
     """Say once for each dump that gradients are taken of a scope from outside, and not dumped."""
-    account.unseen(tag, _GRADIENTS)
+    _warn_of_unseen(tag, settings, _GRADIENTS)
+
+
+def warn_of_subclass(tag: Tag, settings: DumpSettings, types: Sequence[type]) -> None:
+    """Say once for each dump that the backward of some tensors is not dumped in eager code."""
+    names = {cls.__name__ for cls in types if _torch_private.has_own_dispatch(cls)}
+    what = (
+        f"it is opened in eager code that differentiates {', '.join(sorted(names))}: the operators "
+        "of their forward are dumped, those of their backward are not. Compile the code with "
+        "torchair_scope to have both"
+    )
+    _warn_of_unseen(tag, settings, what)
+
+
+def _warn_of_unseen(tag: Tag, settings: DumpSettings, what: str) -> None:
+    account.unseen(tag, what)
     if settings.options_of(None).selects_rank(this_rank()):
-        said = f"scope {tag.scope!r} opened at {tag.opened_at}: {_GRADIENTS}."
-        run_of(settings).rank_folder.say_once(f"gradients {tag}", said)
+        said = f"scope {tag.scope!r} opened at {tag.opened_at}: {what}."
+        run_of(settings).rank_folder.say_once(f"unseen {tag} {what}", said)

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from torchair_scope.config.options import Checked, OptionGroup
 from torchair_scope.numbers import numbers
-from torchair_scope.options import Options
+from torchair_scope.options import Data, Options
 
+_DATA: dict[Any, Data] = {"tensor": "tensors", "stats": "stats"}
 _LAYERS = r'^[0-9a-zA-Z_" "/\\.]*$'
 _Settings = TypeVar("_Settings", bound=Any)
 
@@ -64,6 +65,7 @@ class DumpConfig(OptionGroup):
         dump_path: an existing folder; `config.debug.data_dump.path` comes before it.
         dump_mode: "all", "input" or "output"; the option `mode` of a scope.
         dump_step: as "0|3-5|10"; the option `steps` of a scope.
+        dump_data: "tensor" or "stats"; the option `data` of a scope, "tensors" or "stats".
         dump_layer: names of nodes of the ATen graph, with spaces between them, which are dumped
             besides those in scopes. `config.debug.graph_dump` writes the graph with its names.
     """
@@ -72,6 +74,7 @@ class DumpConfig(OptionGroup):
     dump_path = Checked("./", _existing_folder)
     dump_mode = Checked("all", partial(_one_of, ("input", "output", "all")))
     dump_step = Checked("", _steps)
+    dump_data = Checked("tensor", partial(_one_of, ("tensor", "stats")))
     dump_layer = Checked("", partial(_matches, _LAYERS, "Mul_1 Add1 Conv2D_1"))
 
     def added_to(self, settings: _Settings) -> _Settings:
@@ -81,6 +84,7 @@ class DumpConfig(OptionGroup):
         own = Options(
             mode=self.dump_mode.given,
             steps=numbers(self.dump_step.given, "dump_step") if self.dump_step.given else None,
+            data=_DATA.get(self.dump_data.given),
             path=os.path.realpath(self.dump_path.given) if self.dump_path.given else None,
         )
         layers = frozenset((self.dump_layer.value or "").split())

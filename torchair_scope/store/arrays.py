@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchair_scope import _torchair_private
+from torchair_scope import _torch_private, _torchair_private
+from torchair_scope.store.stand_in import stands_for
 
 Array = npt.NDArray[Any]
 Description = dict[str, Any]
@@ -45,9 +47,17 @@ def to_numpy(tensor: torch.Tensor) -> Array:
     **Raises:** `UnsavableTensorError` for fake, functional, meta, batched and nested tensors and
     for subclasses that keep their data elsewhere.
     """
+    if not tensor.requires_grad and _is_ordinary(tensor) and tensor.dtype in _NATIVE:
+        return tensor.numpy()
+    with torch.no_grad(), named_as_unsavable(tensor):
+        return _value(plain_tensor(tensor))
+
+
+@contextlib.contextmanager
+def named_as_unsavable(tensor: torch.Tensor) -> Iterator[None]:
+    """Make an `UnsavableTensorError` of every error in reading a tensor."""
     try:
-        with torch.no_grad():
-            return _value(plain_tensor(tensor))
+        yield
     except UnsavableTensorError:
         raise
     except Exception as error:
@@ -61,6 +71,9 @@ def describe(tensor: torch.Tensor) -> Description:
     `dtype`, `shape`, `stride`, `storage_offset` and `device` always; the rest where it is not the
     default. Of a DTensor it is the local shard's, with `mesh` and `placements` beside it.
     """
+    original = stands_for(tensor)
+    if original is not None:
+        return dict(original.description)
     if _is_ordinary(tensor):
         return _described(tensor)
     description: Description = {}
@@ -169,24 +182,31 @@ def _data_of_subclass(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_strided(tensor: torch.Tensor) -> bool:
     """Whether a plain tensor's memory is its elements, and no more is to be known of it."""
-    return (
-        tensor.layout is torch.strided
+    return _is_ordinary(tensor) or (
+        not tensor.is_cpu
+        and tensor.layout is torch.strided
         and not tensor.is_quantized
-        and not (tensor.dtype.is_complex and tensor.is_conj())
+        and not tensor.is_conj()
         and not tensor.is_neg()
-        and (not tensor.numel() or tensor.untyped_storage().data_ptr() != 0)
     )
 
 
-def _value(tensor: torch.Tensor) -> Array:
+def strided(tensor: torch.Tensor) -> torch.Tensor:
+    """Give a tensor that is not quantised as a plain strided one, where it is.
+
+    **Raises:** `UnsavableTensorError` for one that has no data.
+    """
     if tensor.layout is not torch.strided:
-        return _value(_dense(tensor))
-    if tensor.is_quantized:
-        return _dequantised(tensor.cpu())
-    if tensor.device.type != "cpu":
-        tensor = tensor.cpu()
-    if tensor.numel() and tensor.untyped_storage().data_ptr() == 0:
+        return strided(_dense(tensor))
+    if tensor.device.type == "cpu" and tensor.numel() and not tensor.untyped_storage().data_ptr():
         raise UnsavableTensorError(f"{_kind(tensor)} has no data of its own")
+    return tensor
+
+
+def _value(tensor: torch.Tensor) -> Array:
+    if tensor.is_quantized:
+        return dequantised(tensor.cpu())
+    tensor = strided(tensor).cpu()
     if tensor.is_conj():
         return np.conj(_value(tensor.conj()))
     if tensor.is_neg():
@@ -201,7 +221,8 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_dense()
 
 
-def _dequantised(tensor: torch.Tensor) -> Array:
+def dequantised(tensor: torch.Tensor) -> Array:
+    """Give the values of a quantised tensor on a CPU."""
     if tensor.dtype is not torch.qint32 or tensor.qscheme() is not torch.per_tensor_affine:
         return tensor.dequantize().numpy()
     whole: Array = tensor.int_repr().numpy().astype(np.float64)  # float32 cannot hold every qint32
@@ -225,7 +246,7 @@ def _from_float4_pairs(tensor: torch.Tensor) -> Array:
     packed = tensor.view(torch.uint8).numpy()
     pairs = np.stack([packed & 15, packed >> 4], axis=-1)
     *outer, last = packed.shape or (1,)
-    return np.asarray(_FLOAT4_VALUES[pairs.reshape(*outer, 2 * last)])
+    return np.asarray(FLOAT4_VALUES[pairs.reshape(*outer, 2 * last)])
 
 
 def _from_bytes(tensor: torch.Tensor) -> Array:
@@ -247,8 +268,16 @@ def _float8_values(dtype: torch.dtype) -> Array:
     return values
 
 
-_FLOAT4_VALUES: Array = np.array(
+FLOAT4_VALUES: Array = np.array(
     [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32
+)
+# What NumPy has as it is.
+_NATIVE = frozenset(
+    getattr(torch, name)
+    for name in [
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    ]
 )
 _FLOAT8 = [f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")]
 _BYTES = [f"{sign}{width}" for sign in ("int", "uint") for width in range(1, 8)]
@@ -301,7 +330,7 @@ def _true_bits(array: Array, dtype: torch.dtype) -> Array:
     elif name.removeprefix("torch.") in _FLOAT8:
         array = _nearest_code(array, _float8_values(dtype))
     elif dtype is torch.float4_e2m1fn_x2:
-        codes = _nearest_code(array, _FLOAT4_VALUES)
+        codes = _nearest_code(array, FLOAT4_VALUES)
         array = codes[..., 0::2] | (codes[..., 1::2] << 4)
     return _contiguous(array).view(np.dtype((np.void, array.itemsize)))
 
@@ -363,18 +392,11 @@ def _sparse(dense: torch.Tensor, description: Description) -> torch.Tensor:
 
 
 def _is_ordinary(tensor: torch.Tensor) -> bool:
-    """Whether it has no facts but those that every tensor has.
-
-    Asked for each tensor: nothing here lets another thread take the interpreter's lock.
-    """
+    """Whether it has no facts but those that every tensor has."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_quantized
-        and not tensor.dtype.is_complex
-        and not tensor.is_neg()
+        and _torch_private.is_plain_on_cpu(tensor)
+        and (tensor.untyped_storage().data_ptr() != 0 or not tensor.numel())
     )
 
 

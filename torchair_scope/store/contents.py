@@ -24,16 +24,18 @@ SMALL = 4096
 _MOST = 1 << 15
 
 
+_settling = threading.Lock()  # one for all: it is held for a few lines, and these are many
+
+
 class Awaited:
     """Something that others wait for, without holding up a thread."""
 
     def __init__(self) -> None:
         self._is_settled = False
         self._waiting: list[Callable[[], None]] = []
-        self._lock = threading.Lock()
 
     def _settle(self) -> None:
-        with self._lock:
+        with _settling:
             self._is_settled = True
             waiting, self._waiting = self._waiting, []
         for settled in waiting:
@@ -41,7 +43,7 @@ class Awaited:
 
     def when_settled(self, settled: Callable[[], None]) -> None:
         """Call something once this is settled: now, or by the thread that settles it."""
-        with self._lock:
+        with _settling:
             if not self._is_settled:
                 self._waiting.append(settled)
                 return
@@ -189,3 +191,12 @@ class Links:
             )
             return True
         return False
+
+
+def _forget() -> None:
+    """A forked child's copy of the lock may be held by no one."""
+    global _settling
+    _settling = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

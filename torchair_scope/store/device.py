@@ -8,14 +8,16 @@ import torch
 
 
 class Arrival:
-    """The end of a copy from a device."""
+    """The end of a copy from a device; until then it keeps what is copied."""
 
-    def __init__(self, event: Any) -> None:
+    def __init__(self, event: Any, copied: torch.Tensor) -> None:
         self._event = event
+        self._copied: torch.Tensor | None = copied
 
     def wait(self) -> None:
         """Wait until the copy has arrived; for the thread that reads it."""
         self._event.synchronize()
+        self._copied = None
 
 
 def host_copy(tensor: torch.Tensor, *, beside: bool) -> tuple[torch.Tensor, Arrival]:
@@ -39,9 +41,7 @@ def host_copy(tensor: torch.Tensor, *, beside: bool) -> tuple[torch.Tensor, Arri
         copy.copy_(tensor, non_blocking=True)
         event = module.Event()
         event.record(stream)
-    if beside:
-        tensor.record_stream(stream)  # Its memory is not given away before the copy has ended.
-    return copy, Arrival(event)
+    return copy, Arrival(event, tensor)
 
 
 def wait_for_copies(device: torch.device) -> None:

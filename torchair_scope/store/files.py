@@ -62,13 +62,24 @@ class Files:
         place = self._slot(call, slot)
         try:
             plain = plain_tensor(tensor)
-            if is_strided(plain) and (plain.nbytes > SMALL or not plain.is_cpu):
+            if plain.is_cpu and plain.nbytes <= SMALL:
+                self._save(place, Source(np.array(to_numpy(plain), order="C")))
+            elif is_strided(plain):
                 self._store.known.add(plain, self._step, self._keep(place, plain))
             else:
                 self._save(place, Source(_copied(to_numpy(plain), plain)))
         except UnsavableTensorError as error:
             self._folder.is_unsavable(place, error)
             self._folder.say()
+
+    def seem_to_have(self, tensor: Any) -> bool:
+        """Whether a tensor is known as a value that has a file, unless it was written to unseen."""
+        try:
+            plain = plain_tensor(tensor)
+        except UnsavableTensorError:
+            return False
+        sighting = self._store.known.find(plain, self._step) if is_strided(plain) else None
+        return sighting is not None and sighting.value.may_be_linked_to()
 
     def keep_numbers(self, call: Call, slot: str, array: Array) -> None:
         """Save numbers."""
@@ -104,7 +115,8 @@ class Files:
         sighting = self._store.known.find(tensor, self._step)
         hint = sighting.value if sighting and sighting.value.may_be_linked_to() else None
         seen_now = sighting is not None and sighting.step is self._step
-        if hint is not None and (not tensor.is_cpu or (self._pace.announced and seen_now)):
+        is_sure = sighting is not None and sighting.is_sure
+        if hint is not None and (is_sure or (self._pace.announced and seen_now)):
             return self._link(slot, hint)
         if not tensor.is_cpu:
             copy, arrival = host_copy(tensor, beside=self._pace.announced)

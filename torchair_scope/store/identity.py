@@ -5,8 +5,9 @@ has written to it since. Torch counts writes in the version of a tensor, but not
 
 * not while the operator still runs, for a mode on the thread, and not below autograd. So who runs
   operators says beforehand what they write to, by `writing`.
-* not those through `.data`, NumPy or another process. They cannot happen while a graph runs. For
-  what was seen in an earlier step, a checksum decides as well; see `checksum`.
+* not those through `.data`, NumPy or another process. They cannot happen while a graph runs. So
+  memory on the host that was seen in an earlier step is read once in each, at the speed of memory,
+  and its checksum compared with the one that it had then.
 * none for inference tensors, which so are known within one step only.
 """
 
@@ -44,18 +45,36 @@ class Sighting:
         version: of its tensor; None for an inference tensor.
         step: which step it was last seen in.
         value: what is known of it there.
+        checksum: of its storage in that step; None if that was not read.
+        is_sure: whether it has this value still; else its own checksum has to be compared.
     """
 
     version: int | None
     step: object
     value: Any
+    checksum: int | None
+    is_sure: bool = False
 
 
 class _Storage:
+    """Memory that tensors lie in.
+
+    Attributes:
+        reference: keeps the storage's address from being used again, but not its memory.
+        checked_in: the last step in which its checksum was made.
+    """
+
     def __init__(self, tensor: torch.Tensor) -> None:
-        # It keeps the storage's address from being used again, but not its memory.
         self.reference = _torch_private.weak_storage(tensor)
         self.sightings: dict[Place, Sighting] = {}
+        self.checked_in: object = None
+        self.checksum: int | None = None
+
+    def check(self, tensor: torch.Tensor, step: object) -> None:
+        """Make its checksum, once in a step."""
+        if self.checked_in is not step:
+            self.checksum = checksum(_torch_private.bytes_of_storage(tensor))
+            self.checked_in = step
 
 
 class Known:
@@ -82,6 +101,10 @@ class Known:
                 del self._storages[address]
                 return None
             self._storages.move_to_end(address)
+            sighting.is_sure = not tensor.is_cpu
+            if tensor.is_cpu and sighting.step is not step:
+                storage.check(tensor, step)
+                sighting.is_sure = sighting.checksum == storage.checksum
             return sighting
 
     def add(self, tensor: torch.Tensor, step: object, value: Any) -> None:
@@ -93,7 +116,8 @@ class Known:
                 storage = self._storages[address] = _Storage(tensor)
             if len(storage.sightings) >= _MOST_VIEWS:
                 storage.sightings.clear()
-            storage.sightings[_place(tensor)] = Sighting(_version(tensor), step, value)
+            total = storage.checksum if storage.checked_in is step else None
+            storage.sightings[_place(tensor)] = Sighting(_version(tensor), step, value, total)
             if len(self._storages) > _MOST_STORAGES:
                 self._storages.popitem(last=False)
 

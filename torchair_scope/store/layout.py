@@ -122,6 +122,11 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=6).hexdigest()
 
 
+@functools.lru_cache(maxsize=4)
+def _digits_of_second(time: datetime) -> str:
+    return time.strftime("%Y%m%d%H%M%S")
+
+
 _stamp_lock = threading.Lock()
 _last_stamp = datetime.min.replace(tzinfo=timezone.utc)
 
@@ -132,7 +137,9 @@ def time_stamp() -> str:
     with _stamp_lock:
         now = datetime.now(timezone.utc)
         _last_stamp = max(now, _last_stamp + timedelta(microseconds=1))
-        return _last_stamp.strftime("%Y%m%d%H%M%S%f")
+        return (
+            f"{_digits_of_second(_last_stamp.replace(microsecond=0))}{_last_stamp.microsecond:06}"
+        )
 
 
 def free_name(path: str) -> str:

@@ -1,4 +1,4 @@
-"""One value as a `.npy` file that is whole or not there."""
+"""Files that are whole or not there: one value each as `.npy`, and others."""
 
 from __future__ import annotations
 
@@ -86,6 +86,20 @@ def write_npy(folder: Folder, name: str, value: Npy) -> int:
     **Raises:** `OSError`; nothing is left behind.
     """
     return _made(folder, name, lambda descriptor: _write(descriptor, value))
+
+
+def write_bytes(folder: Folder, name: str, data: bytes) -> int:
+    """Write a file that is no array, whole or not at all; give its bytes.
+
+    **Raises:** `OSError`; nothing is left behind.
+    """
+
+    def fill(descriptor: int) -> int:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        return len(data)
+
+    return _made(folder, name, fill)
 
 
 def copy_npy(source: str, folder: Folder, name: str) -> int:

@@ -98,6 +98,10 @@ class Pool:
             if self._waiting:
                 self._changed.notify_all()
 
+    def in_flight(self) -> int:
+        """The bytes that wait to be written."""
+        return self._in_flight
+
     def wait(self, group: Group) -> None:
         """Wait until a group is done; if that is interrupted, what has not begun is lost."""
         interrupted: BaseException | None = None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchair_scope.store import layout
+from torchair_scope.store import layout, statistics_table
 from torchair_scope.store.arrays import to_tensor
 from torchair_scope.store.manifest import Record, decode
 
@@ -126,6 +126,11 @@ class Call:
 
     def _loader(self, device: Device) -> Any:
         def load(description: Record) -> torch.Tensor:
+            if "sample" in description:
+                raise MissingTensorError(
+                    f"{description['slot']} of {self.node} is sampled: only a part of it, "
+                    f"{description['sample']}, was saved"
+                )
             array = np.load(self._file(description["slot"]), allow_pickle=False)
             return to_tensor(array, description, device)
 
@@ -137,6 +142,8 @@ class Call:
             reasons = [lost["reason"] for lost in self.record["missing"] if lost["slot"] == slot]
             if not reasons and "mode" in self.record:
                 reasons = [f"only {self.record['mode']}s are dumped (mode)"]
+            if not reasons and slot in self.record.get("statistics", ()):
+                reasons = ["only its statistics are saved (data)"]
             raise MissingTensorError(f"{slot} of {self.node} was not saved: {reasons}")
         path = self._step_folder / str(name)
         if not path.exists():
@@ -170,7 +177,7 @@ class Rank:
     calls: list[Call] = field(repr=False)
     _unreadable: list[str] = field(repr=False)
     account: list[Record] = field(repr=False, default_factory=list)
-    """What became of each scope, if the process has ended: one record a scope."""
+    """What became of each scope, as it was last told: at the end of the process, or on demand."""
 
     @cached_property
     def problems(self) -> list[str]:
@@ -239,7 +246,8 @@ def _read_rank(folder: Path) -> Rank:
     calls = [Call(folder, call, kinds.get(call["graph"], "graph")) for call in records["call"]]
     calls.sort(key=lambda call: (call.graph, call.step, call.order))
     run = records["run"][0] if records["run"] else {}
-    account = records.get("account", [])
+    rows = records.get("account", [])
+    account = list({(row["scope"], row["opened_at"]): row for row in rows}.values())
     return Rank(folder, run, records["graph"], records["step"], calls, unreadable, account)
 
 
@@ -283,6 +291,8 @@ def _file_problems(rank: Rank) -> Iterator[str]:
     for call in rank.calls:
         files = call.record.get("files", {}).values()
         claimed.update(f"{call.step_folder}/{name}" for name in files)
+        if call.record.get("statistics"):
+            claimed.add(f"{call.step_folder}/{statistics_table.FILE}")
     present = {
         f"{step.parent.name}/{step.name}/{entry}"
         for step in (*rank.folder.glob("graph_*/*"), *rank.folder.glob("eager_*/*"))

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from torchair_scope.store import layout
+from torchair_scope.store.budget import Disk
 from torchair_scope.store.contents import Contents, Links
 from torchair_scope.store.identity import Known
 from torchair_scope.store.manifest import Manifest, Record, plain
@@ -46,9 +47,11 @@ class RankFolder:
         path: the folder, absolute.
         manifest: its manifest.
         known: the values that were handed over, by the memory that they lie in.
+        measured: the same for those that were measured.
         contents: the values that are on disk.
         links: what makes further names for them.
         steps: those that are not complete.
+        disk: how much is free on it.
         disk_full: whether a file could not be written for want of space.
     """
 
@@ -57,6 +60,7 @@ class RankFolder:
         self.pid = os.getpid()
         self.disk_full = False
         self.steps = OpenSteps()
+        self.disk = Disk(self.room)
         self._said: set[str] = set()
         self.lock = threading.RLock()
         self._header: list[Record] = [_run_record(rank, world_size)]
@@ -67,6 +71,7 @@ class RankFolder:
         self.path = path
         self.manifest = Manifest(os.path.join(path, layout.MANIFEST))
         self.known = Known()
+        self.measured = Known()
         self.contents = Contents()
         self.links = Links()
 

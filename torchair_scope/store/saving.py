@@ -63,39 +63,38 @@ class StepFolder:
         self._failures: list[tuple[Exception, str]] = []
         self._remarks: dict[str, str] = {}
 
-    def write(self, slot: Slot, value: Npy, content: Content) -> Content | None:
-        """Write a new content for a slot; None if that fails."""
-        if self._stopped is not None:
-            slot.is_missing(self._stopped)
+    def write(self, slot: Slot, value: Npy, content: Content) -> Content | str:
+        """Write a new content for a slot; gives it, or the reason why it is not there."""
+        reason = self._stopped
+        if reason is not None:
+            slot.is_missing(reason)
         else:
             try:
                 size = write_npy(self._folder, slot.name, value)
             except OSError as error:
-                self._fails(slot, error)
+                reason = self._fails(slot, error)
             else:
                 slot.has_file(size, size, content)
                 content.is_at(f"{self._folder.path}/{slot.name}", size)
                 return content
         content.lose()
-        return None
+        return reason
 
-    def link(self, slot: Slot, content: Content, value: Npy | None = None) -> Content | None:
+    def link(self, slot: Slot, content: Content, value: Npy | None = None) -> Content | str:
         """Give a slot the file of a content; `value` is written if that is gone."""
         try:
             written = self.store.links.make(content, self._folder, slot.name)
         except FileNotFoundError as error:
             content.lose()
-            if value is not None:
-                return self.write(slot, value, self.store.contents.unlisted())
-            self._fails(slot, error)
+            if value is None:
+                return self._fails(slot, error)
+            return self.write(slot, value, self.store.contents.unlisted())
         except OSError as error:
-            self._fails(slot, error)
-        else:
-            slot.has_file(content.size, written, content)
-            return content
-        return None
+            return self._fails(slot, error)
+        slot.has_file(content.size, written, content)
+        return content
 
-    def _fails(self, slot: Slot, error: OSError) -> None:
+    def _fails(self, slot: Slot, error: OSError) -> str:
         number = error.errno or errno.EIO
         reason = os.strerror(number)
         if number in _FULL:
@@ -105,6 +104,7 @@ class StepFolder:
         self._step.problems.append(f"{self._step.name}/{slot.name}: {reason}")
         self._failures.append((OSError(number, reason, path), path))
         slot.is_missing(reason)
+        return reason
 
     def breaks(self, slot: Slot, error: Exception) -> None:
         """Something of ours went wrong."""
@@ -231,9 +231,12 @@ class Saving:
         finally:
             pool().done(self)
 
-    def _settle(self, checksum: int | None, content: Content | None) -> None:
+    def _settle(self, checksum: int | None, result: Content | str) -> None:
         self._value.checksum = checksum
-        self._value.settle(content, None if content else f"{self._slot.name} was not written")
+        if isinstance(result, str):
+            self._value.settle(None, result)
+        else:
+            self._value.settle(result)
 
     def _breaks(self, error: Exception) -> None:
         self._folder.breaks(self._slot, error)

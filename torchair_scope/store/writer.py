@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchair_scope.store import layout
 from torchair_scope.store.arrays import Description, describe, number_array
+from torchair_scope.store.choice import Choice, Chosen
 from torchair_scope.store.failures import guarded
 from torchair_scope.store.files import Files, Pace
 from torchair_scope.store.keeper import Keeper
 from torchair_scope.store.manifest import Record, encode, plain
 from torchair_scope.store.sections import in_section, section
+from torchair_scope.store.statistics_table import StatisticsTable
 
 if TYPE_CHECKING:
     from torchair_scope.store.run import Run
@@ -41,14 +43,18 @@ class CallReport:
         finished: whether the operator returned.
         tensors: how many tensors have a file.
         bytes: size of all its files.
-        missing: the tensors without a file, as its record lists them.
+        statistics: of how many tensors there is a row in `stats.csv`.
+        missing: the tensors without what was to be kept of them, as its record lists them.
+        is_triggered: whether it is to be saved; else it may be told once more.
     """
 
     folder: str
     finished: bool
     tensors: int
     bytes: int
+    statistics: int
     missing: list[Record]
+    is_triggered: bool = True
 
 
 class GraphDump:
@@ -61,6 +67,11 @@ class GraphDump:
         self.kind: layout.GraphKind = kind
         self._description = description
         self._start(run)
+
+    @property
+    def run(self) -> Run:
+        """The run that it belongs to."""
+        return self._run
 
     def _start(self, run: Run) -> None:
         record: Record = {"record": "graph", "graph": self.number, "time": layout.time_stamp()}
@@ -94,7 +105,8 @@ class Step:
     """One run of one graph; call `finish` when the graph returns. `GraphDump` makes it.
 
     Attributes:
-        files: the keeper that saves values as files; calls have it unless they are given another.
+        files: the keeper that saves values as files.
+        statistics: the keeper that measures them.
         folder: of its files.
         problems: what went wrong, a sentence each, for its record.
     """
@@ -113,7 +125,7 @@ class Step:
         self._done: list[Call] = []
         self._flushed = time.monotonic()
         self._untold: list[Callable[[], None]] = []
-        self._counts = {"files": 0, "bytes": 0, "written": 0, "missing": 0}
+        self._counts = {"files": 0, "bytes": 0, "written": 0, "statistics": 0, "missing": 0}
         self._calls = 0
         self._skipped = True
         self._steps = run.rank_folder.steps
@@ -125,7 +137,8 @@ class Step:
         self.folder = os.path.join(run.folder, self.name)
         self._lag = pace.lag
         self.files = Files(self, pace)
-        self._keepers: list[Keeper] = []
+        self.statistics = StatisticsTable(self, pace)
+        self._chosen: dict[Choice, Chosen] = {}
 
     def _is_skipped(self) -> bool:
         """Leave the last bytes of a full disk to the step records."""
@@ -144,7 +157,8 @@ class Step:
         facts: Mapping[str, Any],
         mode: Mode = "all",
         report: Callable[[CallReport], None] | None = None,
-        keeper: Keeper | None = None,
+        choice: Choice | None = None,
+        order: int | None = None,
     ) -> Call:
         """Save the arguments of one call; do it before the operator runs.
 
@@ -156,16 +170,16 @@ class Step:
         - `mode`: which tensors are kept: `"all"`, `"input"` or `"output"`. The record
             describes the others as well.
         - `report`: is told once what is written of the call; not if its record cannot be.
-        - `keeper`: what takes the call's tensors; the step's `files` if None.
+        - `choice`: what is kept of its tensors; if None, a file for each.
+        - `order`: its position in the step, if the caller counts.
 
         **Raises:** `OSError` if a file cannot be written and the run was opened with
         `on_error="raise"`; else nothing.
         """
         with section:
-            keeper = self.files if keeper is None else keeper
-            if keeper is not self.files and keeper not in self._keepers:
-                self._keepers.append(keeper)
-            call = Call(self, next(self._order), node, target, facts, mode, report, keeper)
+            keeper = self._keeper(choice)
+            order = next(self._order) if order is None else order
+            call = Call(self, order, node, target, facts, mode, report, keeper)
             self._calls += 1
             if not self._skipped:
                 with self.lock:
@@ -174,6 +188,13 @@ class Step:
                     call.save_arguments(args, kwargs)
             self._tell()
         return call
+
+    def _keeper(self, choice: Choice | None) -> Keeper:
+        if choice is None:
+            return self.files
+        if choice not in self._chosen:
+            self._chosen[choice] = Chosen(self, choice)
+        return self._chosen[choice]
 
     def finish(self) -> None:
         """The graph has returned: complete the step, or with `lag=1` the one before.
@@ -202,7 +223,7 @@ class Step:
         with contextlib.ExitStack() as stack:  # Each is done even if another one raises.
             stack.callback(self._tell)
             stack.callback(self._write_record)
-            for keeper in (*self._keepers, self.files):
+            for keeper in (self.statistics, self.files):
                 stack.callback(self._end, keeper)
 
     def _end(self, keeper: Keeper) -> None:
@@ -307,6 +328,8 @@ class Call:
         self._contents: dict[str, int] = {}
         self._missing: list[Record] = []
         self._bytes = self._written = self._tensors = 0
+        self._statistics: list[str] = []
+        self._when_written: dict[str, Callable[[int], None]] = {}
         self._promised: set[str] = set()
         self._slots: dict[str, None] = {}  # in the order in which they were handed over
         self._has_returned = False
@@ -369,7 +392,8 @@ class Call:
         if self._report is not None:
             folder = self.step.run.folder
             finished = self._has_returned
-            self._report(CallReport(folder, finished, self._tensors, self._bytes, self._missing))
+            kept = self._tensors, self._bytes, len(self._statistics)
+            self._report(CallReport(folder, finished, *kept, self._missing))
 
     def counts(self) -> dict[str, int]:
         """What the call adds to the numbers of its step's record."""
@@ -377,6 +401,7 @@ class Call:
             "files": len(self._files),
             "bytes": self._bytes,
             "written": self._written,
+            "statistics": len(self._statistics),
             "missing": len(self._missing),
         }
 
@@ -395,6 +420,7 @@ class Call:
             **self._values,
             "files": {slot: self._files[slot] for slot in order if slot in self._files},
             "contents": {slot: self._contents[slot] for slot in order if slot in self._contents},
+            **({"statistics": self._statistics} if self._statistics else {}),
             "missing": sorted(self._missing, key=lambda lost: order.index(lost["slot"])),
             **({} if self._has_returned else {"unfinished": True}),
         }
@@ -435,16 +461,29 @@ class Call:
             self._bytes += size
             self._written += size if written is None else written
             self._tensors += is_tensor
-            self._settle(slot)
+            self._settle(slot, size if written is None else written)
 
     def is_missing(self, slot: str, reason: str, name: str | None = None) -> None:
         """The slot has no file; `name` is the one that could not be written, if it got so far."""
         with self.step.lock:
-            self._slots[slot] = None
-            self._missing.append({"slot": slot, "file": name, "reason": reason})
-            self._settle(slot)
+            if slot not in (lost["slot"] for lost in self._missing):
+                self._slots[slot] = None
+                self._missing.append({"slot": slot, "file": name, "reason": reason})
+            self._settle(slot, 0)
 
-    def _settle(self, slot: str) -> None:
+    def has_statistics(self, slot: str) -> None:
+        """The slot has a row of statistics."""
+        with self.step.lock:
+            self._statistics.append(slot)
+
+    def when_written(self, slot: str, tell: Callable[[int], None]) -> None:
+        """Have something told how many bytes are written for a slot, 0 if it has no file."""
+        self._when_written[slot] = tell
+
+    def _settle(self, slot: str, written: int) -> None:
+        tell = self._when_written.pop(slot, None)
+        if tell is not None:
+            tell(written)
         self._promised.discard(slot)
         self._look_if_done()
 
