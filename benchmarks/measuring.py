@@ -21,9 +21,11 @@ import torch
 REPEATS = 5
 
 
-def arguments(description: str | None) -> argparse.Namespace:
-    """The command line that each benchmark has; with it, torch has one thread."""
+def arguments(description: str | None, **further: dict[str, Any]) -> argparse.Namespace:
+    """The command line that each benchmark has, and further options; torch has one thread then."""
     parser = argparse.ArgumentParser(description=description)
+    for name, facts in further.items():
+        parser.add_argument(f"--{name}", **facts)
     parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to dump to")
     parser.add_argument("--json", type=Path, help="the file to write the table to")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="the median is of so many")

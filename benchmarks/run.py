@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # Each takes `--json FILE`, and what else is given here.
-MEASURED = ("unscoped", "dumping", "small_tensors")
+MEASURED = ("unscoped", "dumping", "stats", "small_tensors", "peers")
 OTHERS = ("compare", "partition")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 
@@ -370,3 +371,24 @@ def test_a_modules_options_are_copied_and_pickled_with_it(dump_path):
     for again in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert again.forward.options == layer.forward.options
         assert again.forward.key == layer.forward.key
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize(
+    ("option", "error", "text"),
+    [
+        ({"mode": "everything"}, ValueError, "mode is 'everything'; it can be one of all"),
+        ({"steps": 1.5}, TypeError, "steps is 1.5"),
+        ({"stesp": "1"}, TypeError, "no option 'stesp': did you mean 'steps'"),
+    ],
+)
+def test_an_illegal_option_in_traced_code_is_the_error_that_it_is_elsewhere(
+    fullgraph, option, error, text
+):
+    @torch.compile(backend="torchair_scope", fullgraph=fullgraph)
+    def function(x):
+        with data_dump("mine", **option):
+            return x + 1
+
+    with pytest.raises(error, match=re.escape(text)):
+        function(torch.ones(2))

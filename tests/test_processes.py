@@ -111,7 +111,7 @@ def test_a_rank_may_dump_alone(ranks):
 
 
 @pytest.mark.slow
-def test_a_slow_disk_on_one_rank_trips_no_timeout_of_a_collective(ranks):
+def test_a_disk_that_is_slow_over_many_steps_trips_no_timeout_of_a_collective(ranks):
     folder = ranks / "slow_disk"
     facts = results_in(folder)
     assert facts[programs.SLOW_RANK]["seconds"] > programs.TIMEOUT.total_seconds()
@@ -119,6 +119,19 @@ def test_a_slow_disk_on_one_rank_trips_no_timeout_of_a_collective(ranks):
     for rank in RANKS:
         torch.testing.assert_close(facts[rank]["results"], [total + 1] * programs.SLOW_STEPS)
         assert len(rank_of(folder, rank).steps) == programs.SLOW_STEPS
+
+
+@pytest.mark.slow
+def test_files_that_take_longer_than_a_collective_may_trip_no_timeout_if_a_step_need_not_wait(
+    ranks,
+):
+    facts = results_in(ranks / "very_slow_disk")
+    total = sum(programs.of_rank(rank).sin() for rank in RANKS)
+    for rank in RANKS:
+        torch.testing.assert_close(facts[rank]["results"], [total + 1] * programs.SLOW_STEPS)
+        assert len(rank_of(ranks / "very_slow_disk", rank).steps) == 1
+        assert facts[rank]["running"] < programs.TIMEOUT.total_seconds()
+    assert facts[programs.SLOW_RANK]["seconds"] > programs.TIMEOUT.total_seconds()
 
 
 def values(rank: Rank) -> list[float]:

@@ -31,7 +31,7 @@ always_the_same = settings(
 
 
 @given(programs())
-@settings(always_the_same, max_examples=int(__import__("os").environ.get("N", 60)))
+@settings(always_the_same, max_examples=40)
 def test_with_aot_eager_the_bits_are_those_without_scopes_and_every_call_replays(program):
     check(program, "aot_eager")
 

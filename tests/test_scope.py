@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 import torchair_scope as torchair
 from torchair_scope.capture.tags import scope_of, tag_of
-from torchair_scope.scope import data_dump
+from torchair_scope.scope import data_dump, dump_ops, summary
 from torchair_scope.store.reader import read
 
 
@@ -463,3 +464,20 @@ def test_the_environment_switches_scopes_off_and_a_wrong_value_is_refused(value,
         cwd=Path(__file__).parent.parent,
     )
     assert said in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("backend", ["eager", None])
+def test_a_scope_on_a_live_module_is_opened_where_the_user_calls_it(backend):
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Softplus()))
+    dump_ops(model[0][0])
+
+    def call(x):
+        return model(x)
+
+    run = call if backend is None else torch.compile(call, backend=backend)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run(torch.ones(2))
+        (row,) = summary().rows
+    line = inspect.getsourcelines(call)[1] + 1
+    assert row.opened_at == f"test_scope.py:{line}"

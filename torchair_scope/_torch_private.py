@@ -32,9 +32,13 @@ DecompositionTable = Mapping[Any, Callable[..., Any]]
 def private(module: str, name: str) -> Any:
     """The attribute `name` of a private torch module, or an error that says what is missing.
 
-    It is looked up each time: some of these names, such as `current_meta`, are bound anew while
-    torch traces.
+    It is looked up once. What torch binds anew, `state` looks up each time.
     """
+    return state(module, name)
+
+
+def state(module: str, name: str) -> Any:
+    """The attribute `name` of a private torch module as it is now; errors as for `private`."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -44,12 +48,18 @@ def private(module: str, name: str) -> Any:
         ) from error
 
 
+@functools.cache
+def private(module: str, name: str) -> Any:
+    """A private function, class or module of torch, or an error that says what is missing."""
+    return state(module, name)
+
+
 # --- tracing -----------------------------------------------------------------------------------
 
 
 def enclosing_annotations() -> Mapping[str, Any]:
     """The annotations in force at this point of a trace (`torch.fx.traceback.annotate`)."""
-    return private("torch.fx.traceback", "current_meta").get("custom") or {}
+    return state("torch.fx.traceback", "current_meta").get("custom") or {}
 
 
 @contextlib.contextmanager
@@ -58,7 +68,7 @@ def annotations_in_force(annotations: Mapping[str, Any]) -> Iterator[None]:
 
     `torch.fx.traceback.annotate` writes into the dict in force, which may be that of a node.
     """
-    meta = private("torch.fx.traceback", "current_meta")
+    meta = state("torch.fx.traceback", "current_meta")
     before = meta.get("custom")
     meta["custom"] = dict(annotations)
     try:
@@ -119,7 +129,7 @@ def annotations_of_traced_operator() -> Mapping[str, Any]:
     autograd_node = private("torch._C", "_current_autograd_node")()
     if annotations or autograd_node is None or not any(map(_is_joint, graphs)):
         return annotations
-    number = private("torch.fx.traceback", "current_meta").get("seq_nr")
+    number = state("torch.fx.traceback", "current_meta").get("seq_nr")
     return known.get(autograd_node._sequence_nr() if number is None else number, {})
 
 
@@ -175,7 +185,7 @@ def traces_a_body() -> bool:
 
 
 def _graphs_around_the_traced_body() -> Iterator[torch.fx.Graph]:
-    tracer = private("torch.fx.experimental.proxy_tensor", "_CURRENT_MAKE_FX_TRACER")
+    tracer = state("torch.fx.experimental.proxy_tensor", "_CURRENT_MAKE_FX_TRACER")
     while tracer is not None and tracer.parent_tracer is not None:
         tracer = tracer.parent_tracer
         yield tracer.fx_tracer.graph
@@ -415,7 +425,7 @@ def is_compiled_call(frame: types.FrameType) -> bool:
 
 def compiles_nothing() -> bool:
     """Whether the user has told Dynamo to leave everything to Python."""
-    stance = private(_EVAL_FRAME, "_stance").stance
+    stance = state(_EVAL_FRAME, "_stance").stance
     return stance == "force_eager" or private("torch._dynamo", "config").disable
 
 
@@ -461,7 +471,7 @@ def ask_before_compiled_calls(
     """
 
     def ask(module: types.ModuleType) -> None:
-        own = private(_EVAL_FRAME, "_callback_from_stance")
+        own = state(_EVAL_FRAME, "_callback_from_stance")
         forget_count = private(_EVAL_FRAME, "set_fullgraph_compiled_frame_count")
 
         def callback_from_stance(callback: Any) -> Any:
@@ -493,7 +503,7 @@ def why_uncompiled(frames: Sequence[types.FrameType]) -> tuple[str, str]:
 
 
 def _graph_break(codes: Sequence[types.CodeType]) -> tuple[str, str] | None:
-    breaks = private("torch._dynamo.utils", "graph_break_reasons")
+    breaks = state("torch._dynamo.utils", "graph_break_reasons")
     for code, found in itertools.product(codes, reversed(breaks)):
         traced = next(iter(found.user_stack), None)
         if traced is None or (traced.filename, traced.name) != (code.co_filename, code.co_name):
@@ -584,7 +594,7 @@ def _floats_to_tensors(
     keeping_meta: Callable[[torch.fx.Graph], contextlib.AbstractContextManager[None]],
 ) -> Iterator[None]:
     module, name = "torch._functorch._aot_autograd.graph_compile", "_apply_tensorify_python_scalars"
-    own = private(module, name)
+    own = state(module, name)
 
     def apply(gm: torch.fx.GraphModule) -> None:
         with keeping_meta(gm.graph):
@@ -804,19 +814,14 @@ def is_plain_on_cpu(tensor: torch.Tensor) -> bool:
     It is no conj or neg view, not sparse, quantised, nested, functional, batched or fake. The
     single questions (`is_neg`) let another thread take the interpreter's lock; this does not.
     """
-    keys: int = _keys_of()(tensor).raw_repr()
+    keys: int = private("torch._C", "_dispatch_keys")(tensor).raw_repr()
     return not keys & ~_plain_keys()
-
-
-@functools.cache
-def _keys_of() -> Callable[[torch.Tensor], Any]:
-    return private("torch._C", "_dispatch_keys")
 
 
 @functools.cache
 def _plain_keys() -> int:
     plain = torch.empty(0, device="cpu")
-    return _keys_of()(plain).raw_repr()
+    return private("torch._C", "_dispatch_keys")(plain).raw_repr()
 
 
 def weak_storage(tensor: torch.Tensor) -> Any:

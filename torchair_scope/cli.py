@@ -180,7 +180,7 @@ def stats(
     as_machine: AsJson = False,
 ) -> None:
     """Minimum, maximum, mean, norm, zeros, NaN and Inf of each tensor."""
-    from torchair_scope.analysis.statistics import statistics_of
+    from torchair_scope.analysis.statistics import statistics_of_tensor
 
     calls = _some_calls(load(dump), scope, op, step)
     rows: list[dict[str, Any]] = []
@@ -188,7 +188,7 @@ def stats(
     for call in calls:
         for slot, tensor in call.tensors.items():
             try:
-                found = statistics_of(tensor.numpy())
+                found = statistics_of_tensor(tensor)
             except MissingTensorError as error:
                 rows.append({**as_json.json_of_call(call), "slot": slot, "problem": str(error)})
                 continue

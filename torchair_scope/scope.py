@@ -92,6 +92,10 @@ def data_dump(
         path: the dump folder; made absolute here. In code that is traced, a str, or a Path that is
             made outside of it.
         on_error: "warn" once if a dump cannot be written, and go on, or "raise".
+        engine: how values are obtained when a graph is compiled. "interpret" runs the operators
+            one by one; "tap" compiles them with all else, and has the compiled code return their
+            values. In code that is not compiled there is no difference.
+        tap: what engine "tap" takes: "all" values, or those at the "boundary" of the scope only.
         lag: 0 if a step's files are to be there when its graph's run returns, or 1 if it is
             enough that they are when the next run returns. If scopes of one graph differ in it, 0.
         max_inflight: how many bytes of this process may wait to be written, 1 GiB by default;

@@ -394,3 +394,18 @@ def test_any_executor_gives_the_same(sound_dumps, faulty_dump, make):
     assert there.verdict.text == here.verdict.text
     assert sum(told) > 0
     assert {each.verdict for each in replays} == {"bug"}
+
+
+@pytest.mark.slow
+def test_a_cluster_of_dask_gives_the_same(sound_dumps, faulty_dump):
+    distributed = pytest.importorskip("distributed")
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+    )
+    with cluster, distributed.Client(cluster) as client:
+        executor = client.get_executor()
+        there = torchair_scope.compare(sound_dumps["float32"], faulty_dump, executor=executor)
+        replays = torchair_scope.replay(faulty_dump, node="sub", executor=executor)
+    here = torchair_scope.compare(sound_dumps["float32"], faulty_dump)
+    assert repr(there.results) == repr(here.results)
+    assert {each.verdict for each in replays} == {"bug"}

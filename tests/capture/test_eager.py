@@ -390,3 +390,32 @@ def test_nothing_of_a_scope_is_kept_alive(dumped):
         middle = weakref.ref(y)
         y = y.detach()
     assert middle() is None
+
+
+@pytest.fixture
+def one_process():
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_the_forward_of_dtensors_is_dumped_and_that_the_backward_is_not_is_said(
+    dumped, one_process
+):
+    from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (1,))
+    x = distribute_tensor(torch.ones(2, 2), mesh, [Replicate()]).requires_grad_()
+    warns = pytest.warns(torchair.store.run.DumpWarning, match="'mine'.*DTensor.*backward are not")
+    with warns, data_dump("mine"):
+        y = x.sin() @ x
+    y.sum().backward()
+    with data_dump("inference"), torch.no_grad():
+        x.sin()  # Warnings are errors: nothing is said of what is not differentiated.
+    assert [call.target for call in dumped()] == [
+        *("aten.sin.default", "aten.mm.default", "aten.sin.default")
+    ]
+    (row, _) = torchair.scope.summary().rows
+    assert "DTensor" in row.remark

@@ -80,8 +80,9 @@ def test_a_path_without_permission_is_an_error_before_any_work(tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A disk of one MiB."""
+def small_disk(tmp_path, monkeypatch):
+    """A disk of one MiB, which may be filled to the last byte."""
+    monkeypatch.setenv("TORCHAIR_SCOPE_MIN_FREE", "0")
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
@@ -104,6 +105,18 @@ def test_on_a_full_disk_the_results_stay_right_and_one_warning_names_the_file(sm
     for call in rank.calls:
         for path in call.input_files.values():
             assert path.stat().st_size > 128
+
+
+def test_a_small_disk_is_left_with_its_floor_and_has_statistics_only(small_disk, monkeypatch):
+    monkeypatch.delenv("TORCHAIR_SCOPE_MIN_FREE")
+    function = compile_scoped(small_disk)
+    inputs = torch.rand(4, 100_000)
+    with pytest.warns(DumpWarning, match="disk: less than 1 GiB of it would be free") as warned:
+        results = [function(x) for x in inputs]
+    assert len([warning for warning in warned if warning.category is DumpWarning]) == 1
+    assert all(torch.equal(*pair) for pair in zip(results, map(expected, inputs), strict=True))
+    assert not list(small_disk.rglob("*.npy"))
+    assert len(list(small_disk.rglob("stats.csv"))) == 4
 
 
 def test_on_error_raise_stops_the_model_on_a_full_disk(small_disk):

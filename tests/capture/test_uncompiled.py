@@ -149,3 +149,11 @@ def test_a_golden_run_is_not_warned_of(run, dump_path, monkeypatch):
         _, also_said, _ = run(breaks, (torch.ones(3),))
     assert said == also_said == []
     assert [kind for kind, _, _ in dumped] == ["eager"] * 2
+
+
+def test_a_stance_that_is_set_after_a_scope_was_opened_is_respected(run):
+    _, (message,), _ = run(breaks, (torch.ones(3),))
+    assert "graph break" in message
+    with torch.compiler.set_stance("force_eager"):
+        _, said, _ = run(lambda x: breaks(x) * 2, (torch.ones(3),))
+    assert said == []

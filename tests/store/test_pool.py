@@ -504,7 +504,7 @@ def test_a_disk_that_fills_up_breaks_neither_the_model_nor_a_file_nor_the_accoun
         return torchair.scope.summary().rows
 
     with (
-        torchair.scope.configure(lag=lag),
+        torchair.scope.configure(lag=lag, min_free=0),
         pytest.warns(DumpWarning, match="No space left on device") as caught,
     ):
         rows = run()

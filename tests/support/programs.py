@@ -25,6 +25,7 @@ import torch.distributed._functional_collectives as functional
 
 from torchair_scope.scope import data_dump
 from torchair_scope.store import saving
+from torchair_scope.store.run import complete_steps
 
 TIMEOUT = timedelta(seconds=20)
 SLOW_RANK = 2
@@ -65,7 +66,7 @@ def of_rank(rank: int) -> torch.Tensor:
 def ranks(folder: Path) -> None:
     """Run all parts, one after the other, in one process group."""
     with _process_group(folder) as rank:
-        for part in (collective, one_rank, slow_disk):
+        for part in (collective, one_rank, slow_disk, very_slow_disk):
             own = folder / part.__name__
             own.mkdir(exist_ok=True)
             torch.save(part(own, rank), own / f"result_{rank}.pt")
@@ -121,6 +122,29 @@ def slow_disk(folder: Path, rank: int) -> dict[str, Any]:
     with mock.patch.object(saving, "write_npy", write_slowly if rank == SLOW_RANK else write):
         results = [compiled(of_rank(rank)) for _ in range(SLOW_STEPS)]
     return {"results": results, "seconds": time.monotonic() - began}
+
+
+def very_slow_disk(folder: Path, rank: int) -> dict[str, Any]:
+    """The disk of one rank takes longer for each file than a collective may take."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with data_dump("exchange", steps="0", lag=1):
+            x = _all_reduce(x.sin())
+        return x + 1
+
+    write = saving.write_npy
+
+    def write_slowly(*args: Any) -> int:
+        time.sleep(TIMEOUT.total_seconds() + 2)
+        return write(*args)
+
+    compiled = _compiled(function, folder)
+    began = time.monotonic()
+    with mock.patch.object(saving, "write_npy", write_slowly if rank == SLOW_RANK else write):
+        results = [compiled(of_rank(rank)) for _ in range(SLOW_STEPS)]
+        running = time.monotonic() - began
+        complete_steps()
+    return {"results": results, "running": running, "seconds": time.monotonic() - began}
 
 
 # Forked children

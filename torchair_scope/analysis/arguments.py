@@ -30,6 +30,10 @@ def load_arguments(call: Call, device: Device = "cpu") -> Arguments:
         raise NotReplayableError("its arguments are not in its record")
 
     def load(description: dict[str, Any]) -> torch.Tensor:
+        if "sample" in description:
+            raise NotReplayableError(
+                f"{description['slot']} is sampled: only {description['sample']} of it was saved"
+            )
         return call.tensors[description["slot"]].torch(device)
 
     try:
@@ -37,7 +41,7 @@ def load_arguments(call: Call, device: Device = "cpu") -> Arguments:
         return args, {name: decode(tree, load, device) for name, tree in record["kwargs"].items()}
     except (MissingTensorError, KeyError) as error:
         raise NotReplayableError(f"an argument is missing: {error}") from error
-    except AttributeError as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise NotReplayableError(f"an argument cannot be made here: {error}") from error
 
 

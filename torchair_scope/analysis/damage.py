@@ -9,6 +9,7 @@ from torchair_scope.analysis.tensors import MissingTensorError
 
 if TYPE_CHECKING:
     from torchair_scope.analysis.dump import Call, Rank, Step
+    from torchair_scope.analysis.tensors import Tensor
 
 
 def problems_of(rank: Rank) -> Iterator[str]:
@@ -41,6 +42,8 @@ def _problems_of_call(call: Call, has_manifest: bool) -> Iterator[str]:
     if call.record is None and not call.outputs:
         yield f"{call} has no output"
     for tensor in call.tensors.values():
+        if tensor.file is None and tensor.statistics is not None and not _is_lost(call, tensor):
+            continue
         if tensor.file is None:
             yield f"{call}: {tensor.slot} is not on disk: {tensor.reason}"
             continue
@@ -48,3 +51,10 @@ def _problems_of_call(call: Call, has_manifest: bool) -> Iterator[str]:
             tensor.check()
         except MissingTensorError as error:
             yield f"{call}: {error}"
+
+
+def _is_lost(call: Call, tensor: Tensor) -> bool:
+    """Whether more than statistics was to be saved of a tensor."""
+    record = call.record or {}
+    slots = {*record.get("files", {}), *(lost["slot"] for lost in record.get("missing", ()))}
+    return tensor.slot in slots

@@ -14,6 +14,7 @@ from torchair_scope.analysis.statistics import statistics_of
 from torchair_scope.analysis.tensors import MissingTensorError, Tensor
 
 _BINS = 40
+_FARTHEST = 1e307  # what lies beyond is drawn there: the width of a bin has to be a number
 _SIDE = 48  # cells of a heat map along each side
 
 
@@ -41,7 +42,8 @@ def detail_of(result: TensorResult, golden: Tensor, target: Tensor) -> dict[str,
 
 def numbers_of(array: Array) -> dict[str, Any]:
     """Statistics of an array, as JSON."""
-    return {name: _number(value) for name, value in vars(statistics_of(array)).items()}
+    found = vars(statistics_of(array)).items()
+    return {name: number_of(value) for name, value in found if name != "hash"}
 
 
 def histograms(*arrays: Array) -> dict[str, Any]:
@@ -49,13 +51,15 @@ def histograms(*arrays: Array) -> dict[str, Any]:
     found = [statistics_of(array) for array in arrays]
     low = min((each.minimum for each in found if math.isfinite(each.minimum)), default=0.0)
     high = max((each.maximum for each in found if math.isfinite(each.maximum)), default=1.0)
-    edges = np.linspace(low, high if high > low else low + 1.0, _BINS + 1)
+    low, high = np.clip((low, high if high > low else low + 1.0), -_FARTHEST, _FARTHEST)
+    edges = np.linspace(low, high, _BINS + 1)
     counts = []
     for array in arrays:
         total = np.zeros(_BINS, np.int64)
         for _, (block,) in blocks(flat_reals(array)):
             values = block.astype(np.float64)
-            total += np.histogram(values[np.isfinite(values)], edges)[0]
+            values = values[np.isfinite(values)].clip(-_FARTHEST, _FARTHEST)
+            total += np.histogram(values, edges)[0]
         counts.append(total.tolist())
     return {"edges": edges.tolist(), "counts": counts}
 
@@ -66,7 +70,7 @@ def heat_map(golden: Array, target: Array, worst: tuple[int, ...]) -> dict[str, 
         return None
     leading = worst[: max(golden.ndim - 2, 0)]
     one, other = (_as_matrix(array[leading]) for array in (golden, target))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         error = np.abs(other - one)
     error[np.isnan(one) & np.isnan(other)] = 0.0
     error[~np.isfinite(error)] = np.inf
@@ -99,12 +103,12 @@ def _metrics(result: TensorResult) -> dict[str, Any] | None:
         return None
     worst = metrics.worst
     return {
-        "largest error": _number(metrics.max_absolute),
-        "mean error": _number(metrics.mean_absolute),
-        "largest error / largest value": _number(metrics.max_relative),
-        "RMSE": _number(metrics.rmse),
-        "cosine": _number(metrics.cosine),
-        "largest ULP distance": _number(metrics.max_ulp),
+        "largest error": number_of(metrics.max_absolute),
+        "mean error": number_of(metrics.mean_absolute),
+        "largest error / largest value": number_of(metrics.max_relative),
+        "RMSE": number_of(metrics.rmse),
+        "cosine": number_of(metrics.cosine),
+        "largest ULP distance": number_of(metrics.max_ulp),
         "beyond tolerance": f"{metrics.beyond} of {metrics.count}",
         "NaN mismatches": metrics.nan_mismatches,
         "Inf mismatches": metrics.infinity_mismatches,
@@ -114,7 +118,8 @@ def _metrics(result: TensorResult) -> dict[str, Any] | None:
     }
 
 
-def _number(value: float | None) -> float | str | None:
+def number_of(value: float | None) -> float | str | None:
+    """A number as JSON has it: NaN and infinities are text."""
     if value is None or isinstance(value, int):
         return value
     return value if math.isfinite(value) else str(value)

@@ -86,6 +86,7 @@ class ErrorSums:
         self.products += squares
         self.scale = max(self.scale, scale)
 
+    @np.errstate(over="ignore")
     def _add_piece(self, start: int, golden: Array, target: Array) -> None:
         same = golden == target
         exact = golden.astype(np.float64), target.astype(np.float64)

@@ -12,7 +12,7 @@ import torch
 
 from torchair_scope.analysis.dump import Call, Dump
 from torchair_scope.analysis.pairing import execution_order
-from torchair_scope.analysis.statistics import statistics_of
+from torchair_scope.analysis.statistics import statistics_of_tensor
 from torchair_scope.analysis.tensors import MissingTensorError, Tensor
 
 _MODE = 0o640
@@ -89,7 +89,7 @@ def _record(tensor: Tensor, name: str, folder: Path) -> dict[str, Any] | None:
     file = folder / f"{name}.pt"
     torch.save(value.contiguous().clone(), file)
     file.chmod(_MODE)
-    found = statistics_of(tensor.numpy())
+    found = statistics_of_tensor(tensor)
     bad = found.nans + found.infinities
     return {
         "type": "torch.Tensor",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from torchair_scope.analysis.dump import Call, Dump
 from torchair_scope.analysis.extras import need
-from torchair_scope.analysis.statistics import Statistics, statistics_of
+from torchair_scope.analysis.statistics import statistics_of_tensor
 from torchair_scope.analysis.tensors import MissingTensorError, Tensor
 
 if TYPE_CHECKING:
     import pandas
-
-_STATISTICS = [field.name for field in dataclasses.fields(Statistics)]
 
 
 def frame_of(dump: Dump, *, statistics: bool = True) -> pandas.DataFrame:
@@ -46,7 +43,7 @@ def _row(call: Call, tensor: Tensor, statistics: bool) -> dict[str, Any]:
     try:
         row |= {"dtype": tensor.dtype, "shape": "x".join(map(str, tensor.shape))}
         if statistics:
-            row |= dataclasses.asdict(statistics_of(tensor.numpy()))
+            row |= vars(statistics_of_tensor(tensor))
     except MissingTensorError as error:
         row["problem"] = str(error)
     return row

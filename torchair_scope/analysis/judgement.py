@@ -11,6 +11,7 @@ import numpy as np
 from torchair_scope.analysis.metrics import Metrics, ShapesDifferError, measure
 from torchair_scope.analysis.numerics import Tolerance
 from torchair_scope.analysis.source import Array
+from torchair_scope.analysis.statistics import compared
 from torchair_scope.analysis.tensors import MissingTensorError, Tensor
 
 Agreement = Literal["equal", "close", "rounding", "differs", "unknown"]
@@ -93,6 +94,12 @@ class TensorResult:
 
 def compare_tensors(pair: TensorPair, tolerance: Tolerance | None = None) -> TensorResult:
     """Compare one tensor with its golden one. Never raises for what is wrong with a file."""
+    told = compared(pair.golden, pair.target)
+    if told is not None:
+        kinds = pair.golden.dtype, pair.target.dtype
+        is_equal, reason = told
+        agreement: Agreement = "equal" if is_equal else "unknown"
+        return TensorResult(pair.slot, agreement, dtypes=kinds, reason=reason)
     try:
         arrays = pair.golden.numpy(), pair.target.numpy()
     except MissingTensorError as error:

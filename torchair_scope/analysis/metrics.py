@@ -11,6 +11,9 @@ from torchair_scope.analysis.errors import ErrorSums
 from torchair_scope.analysis.numerics import Tolerance, epsilon_of, is_float, tolerance_of
 from torchair_scope.analysis.source import Array
 
+# Of float8 a few roundings are as much as the value: there it is one.
+_COARSE = 2.0**-4
+
 
 @dataclass(frozen=True)
 class Worst:
@@ -34,7 +37,7 @@ class Metrics:
         golden_rms: the root of the mean square of the golden tensor.
         max_absolute, mean_absolute, rmse: of `target - golden`.
         max_relative, mean_relative: the same divided by `scale`.
-        cosine: of the angle between both; 1 where both are zero.
+        cosine: of the angle between both; 1 where both are zero, NaN where a square overflows.
         max_ulp, mean_ulp: values of the target's dtype that lie between; None for integers.
         beyond: elements that differ by more than the tolerance, mismatches among them.
         beyond_rounded: the same after rounding the golden tensor to the target's dtype.
@@ -78,7 +81,8 @@ class Metrics:
     @property
     def rounding_budget(self) -> float:
         """The largest error that a few roundings of the largest value can make."""
-        relative = max(self.tolerance.relative, 4 * self.epsilon)
+        roundings = 4 if self.epsilon < _COARSE else 1
+        relative = max(self.tolerance.relative, roundings * self.epsilon)
         return (relative + self.tolerance.absolute) * self.scale
 
     @property
@@ -134,6 +138,10 @@ def measure(
     if not golden.flags.c_contiguous and golden.flags.f_contiguous and target.flags.f_contiguous:
         given = golden_dtype, target_dtype, tolerance, computed_in
         return _transposed(measure(golden.T, target.T, *given))
+    if golden.dtype.kind != target.dtype.kind == "c":
+        golden = golden.astype(np.complex128)
+    elif target.dtype.kind != golden.dtype.kind == "c":
+        target = target.astype(np.complex128)
     flat_golden, flat_target = flat_reals(golden), flat_reals(target)
     stored = flat_golden.dtype, flat_target.dtype
     sums = ErrorSums(tolerance, stored, target_dtype, rounds, min(BLOCK, flat_golden.size))
@@ -181,6 +189,8 @@ def _cosine(sums: ErrorSums) -> float:
     if sums.golden_squares == sums.target_squares == sums.products:
         return 1.0
     lengths = float(np.sqrt(sums.golden_squares) * np.sqrt(sums.target_squares))
+    if not np.isfinite([lengths, sums.products]).all():
+        return float("nan")
     return min(1.0, max(-1.0, sums.products / lengths)) if lengths else 0.0
 
 

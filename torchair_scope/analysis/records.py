@@ -10,7 +10,8 @@ from torchair_scope.analysis.dump import Call, Graph, Rank, Record, Step
 from torchair_scope.analysis.names import natural, parse_file_name, parse_graph_name
 from torchair_scope.analysis.source import Entry, Folder
 from torchair_scope.analysis.tensors import Tensor, descriptions
-from torchair_scope.store import layout
+from torchair_scope.store import layout, statistics_table
+from torchair_scope.store.statistics import Statistics
 
 
 class StepKey(NamedTuple):
@@ -41,7 +42,7 @@ def read_rank(folder: Folder) -> Rank:
     graph_records = {int(record["graph"]): record for record in lines["graph"]}
     files = _files(folder)
     records = _call_records(lines["call"], graph_records, files)
-    step_records = {(int(line["graph"]), int(line["step"])): line for line in lines["step"]}
+    step_records = _step_records(lines["step"])
     graphs: dict[tuple[str, int], Graph] = {}
     for key in sorted({*files, *records}, key=lambda key: (key.graph, key.kind, key.step)):
         graph = graphs.setdefault(
@@ -53,6 +54,37 @@ def read_rank(folder: Folder) -> Rank:
         graph.steps.append(step)
     rank.graphs.extend(graphs.values())
     return rank
+
+
+def _step_records(lines: list[Record]) -> dict[tuple[int, int], Record]:
+    """One record for each step: scopes with a trigger of their own have written theirs."""
+    found: dict[tuple[int, int], Record] = {}
+    for line in lines:
+        key = int(line["graph"]), int(line["step"])
+        other = found.get(key)
+        if other is None:
+            found[key] = line
+            continue
+        complete = bool(line.get("complete", True) and other.get("complete", True))
+        problems = [*other.get("problems", ()), *line.get("problems", ())]
+        calls = int(line.get("calls", 0)) + int(other.get("calls", 0))
+        found[key] = {**line, "complete": complete, "problems": problems, "calls": calls}
+    return found
+
+
+def _rows(step: Step, records: list[Record]) -> dict[tuple[int, str], Statistics]:
+    """The statistics of a step's tensors, by the call's order and the slot."""
+    if not any(record.get("statistics") for record in records):
+        return {}
+    found = {}
+    try:
+        text = step.folder.file(statistics_table.FILE).read().decode()
+        for row in statistics_table.parse_rows(text):
+            key = int(row["order"]), row["slot"]
+            found[key] = statistics_table.statistics_in(row)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        step.graph.rank.unreadable.append(f"{step}/{statistics_table.FILE}: {error}")
+    return found
 
 
 def _manifest(folder: Folder) -> tuple[dict[str, list[Record]], list[str]]:
@@ -79,22 +111,31 @@ def _manifest(folder: Folder) -> tuple[dict[str, list[Record]], list[str]]:
     return found, unreadable
 
 
-_NEEDED = {
-    "graph": ("graph",),
-    "step": ("graph", "step"),
-    "account": (
-        *("scope", "opened_at", "tagged", "reached", "dumped", "calls", "tensors", "bytes"),
-        *("missing", "missing_tensors"),
-    ),
-    "call": ("graph", "step", "order", "node", "target"),
+_NEEDED: dict[str, dict[str, type]] = {
+    "graph": {"graph": int},
+    "step": {"graph": int, "step": int},
+    "account": {
+        **{"scope": str, "opened_at": str, "tagged": int, "reached": int, "dumped": int},
+        **{"calls": int, "tensors": int, "bytes": int, "missing": dict, "missing_tensors": dict},
+    },
+    "call": {"graph": int, "step": int, "order": int, "node": str, "target": str},
+}
+_IF_THERE: dict[str, dict[str, type]] = {
+    "graph": {"nodes": list},
+    "step": {"problems": list},
+    "call": {"args": list, "kwargs": dict, "files": dict, "missing": list},
 }
 
 
 def _checked(record: Any) -> str:
-    """The kind of a record; an error if what its kind needs is not there."""
+    """The kind of a record; an error if what its kind needs is not there, or something else."""
     kind = str(record["record"])
-    for name in _NEEDED.get(kind, ()):
-        record[name]
+    for name, wanted in _NEEDED.get(kind, {}).items():
+        if not isinstance(record[name], wanted):
+            raise TypeError(name)
+    for name, wanted in _IF_THERE.get(kind, {}).items():
+        if name in record and not isinstance(record[name], wanted):
+            raise TypeError(name)
     return kind
 
 
@@ -131,9 +172,10 @@ def _call_records(
 def _calls(step: Step, records: list[Record], files: dict[str, Entry]) -> list[Call]:
     """The calls of a step: those of records, then those that only files tell of."""
     left = dict(files)
+    rows = _rows(step, records)
     calls = []
     for record in sorted(records, key=lambda record: int(record["order"])):
-        tensors = _tensors_of(step, record, files)
+        tensors = _tensors_of(step, record, files, rows)
         for name in record.get("files", {}).values():
             left.pop(name, None)
         names = str(record["node"]), str(record["target"])
@@ -142,7 +184,12 @@ def _calls(step: Step, records: list[Record], files: dict[str, Entry]) -> list[C
     return calls + _calls_of_files(step, left, first=len(calls))
 
 
-def _tensors_of(step: Step, record: Record, files: dict[str, Entry]) -> dict[str, Tensor]:
+def _tensors_of(
+    step: Step,
+    record: Record,
+    files: dict[str, Entry],
+    rows: dict[tuple[int, str], Statistics],
+) -> dict[str, Tensor]:
     described: dict[str, dict[str, Any]] = {}
     for part in ("args", "kwargs", "outputs"):
         described.update(descriptions(record.get(part)))
@@ -153,9 +200,12 @@ def _tensors_of(step: Step, record: Record, files: dict[str, Entry]) -> dict[str
         entry = files.get(named.get(slot, ""))
         file = step.folder.file(entry.name) if entry else None
         gone = f"the file {named[slot]} is gone" if slot in named else "it was not saved"
+        row = rows.get((int(record["order"]), slot))
+        gone = "only its statistics were saved" if row and slot not in named else gone
         reason = None if entry else reasons.get(slot, gone)
         size, identity = (entry.size, entry.identity) if entry else (0, None)
-        tensors.append(Tensor(slot, file, size, described.get(slot, {}), reason, identity))
+        described_as = described.get(slot, {})
+        tensors.append(Tensor(slot, file, size, described_as, reason, identity, row))
     return in_slot_order(tensors)
 
 

@@ -163,6 +163,8 @@ def _find(call: Call, device: Device, reference: torch.dtype) -> Finding:
 def _dumped_outputs(call: Call) -> dict[str, Result]:
     found = {}
     for slot, tensor in call.outputs.items():
+        if tensor.sample is not None:
+            raise NotReplayableError(f"{slot} is sampled: only {tensor.sample} of it was saved")
         if tensor.description:
             try:
                 found[slot] = Result(tensor.dtype, tensor.shape, tensor.numpy())

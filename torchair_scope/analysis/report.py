@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torchair_scope.analysis.compare import Comparison
-from torchair_scope.analysis.details import detail_of, histograms, numbers_of
+from torchair_scope.analysis.details import detail_of, histograms, number_of, numbers_of
 from torchair_scope.analysis.dump import Call, Dump
 from torchair_scope.analysis.extras import need
 from torchair_scope.analysis.judgement import TensorResult
@@ -155,11 +156,13 @@ def _row(position: int, result: CallResult) -> dict[str, Any]:
 
 def _error(result: CallResult, inputs: bool) -> float:
     worst = result.worst_input if inputs else result.worst_output
-    return worst.metrics.max_relative if worst is not None and worst.metrics else 0.0
+    if worst is None or worst.metrics is None:
+        return 0.0
+    return min(worst.metrics.max_relative, sys.float_info.max)
 
 
 def _numbers(result: TensorResult) -> dict[str, Any]:
-    relative = result.metrics.max_relative if result.metrics else None
+    relative = number_of(result.metrics.max_relative) if result.metrics else None
     return {
         "slot": result.slot,
         "agreement": result.agreement,

@@ -66,6 +66,9 @@ def judge(results: Mapping[str, Result], run: Rerun, reference: torch.dtype) -> 
         if tuple(rerun[slot].shape) != shape:
             here = tuple(rerun[slot].shape)
             findings.append(Finding("bug", f"its shape is {shape}, here {here}", slot))
+        elif rerun[slot].is_complex() != (array.dtype.kind == "c"):
+            kind = str(rerun[slot].dtype).removeprefix("torch.")
+            findings.append(Finding("bug", f"its dtype is {dtype}, here {kind}", slot))
         else:
             judged = _Judge(slot, dtype, array, to_numpy(rerun[slot]), run, reference)
             findings.append(judged.finding(exact.get(slot)))

@@ -6,11 +6,9 @@ import io
 import math
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,20 +47,22 @@ class File:
 
     url: str
 
-    @contextmanager
-    def open(self) -> Iterator[IO[bytes]]:
-        """Open the file for reading."""
-        if is_remote(self.url):
-            with need("fsspec").open(self.url, "rb") as stream:
-                yield stream
-        else:
-            with open(self.url, "rb") as stream:
-                yield stream
-
     def read(self) -> bytes:
-        """The whole file."""
-        with self.open() as stream:
-            return stream.read()
+        """The whole file.
+
+        **Raises:** `OSError` if it cannot be read.
+        """
+        if not is_remote(self.url):
+            with open(self.url, "rb") as stream:
+                return stream.read()
+        fsspec = need("fsspec")
+        try:
+            with fsspec.open(self.url, "rb") as stream:
+                return bytes(stream.read())
+        except OSError:
+            raise
+        except Exception as error:  # each protocol has its own
+            raise _unreadable(self.url, error) from error
 
     def check(self) -> None:
         """See that a local `.npy` file is whole, by its header and its size.
@@ -79,8 +79,10 @@ class File:
         """
         if not is_remote(self.url):
             return _mapped(self.url)
-        with self.open() as stream:
-            return np.asarray(np.load(io.BytesIO(stream.read()), allow_pickle=False))
+        try:
+            return np.asarray(np.load(io.BytesIO(self.read()), allow_pickle=False))
+        except EOFError as error:
+            raise ValueError(f"{self.url} is cut: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Folder:
             filesystem, path = url_to_fs(self.url)
             found = filesystem.ls(path, detail=True) if filesystem.isdir(path) else []
         except Exception as error:  # each protocol has its own
-            raise OSError(f"cannot read {self.url}: {type(error).__name__}: {error}") from error
+            raise _unreadable(self.url, error) from error
         return [
             Entry(
                 str(facts["name"]).rstrip("/").rpartition("/")[2],
@@ -147,6 +149,10 @@ class Folder:
             )
             for facts in found
         ]
+
+
+def _unreadable(url: str, error: Exception) -> OSError:
+    return OSError(f"cannot read {url}: {type(error).__name__}: {error}")
 
 
 def _local_entry(entry: os.DirEntry[str]) -> Entry:
@@ -202,7 +208,10 @@ def _parsed(header: bytes) -> _Header:
     read = np.lib.format.read_array_header_1_0
     if version != (1, 0):
         read = np.lib.format.read_array_header_2_0
-    return _Header(*read(stream), stream.tell())
+    try:
+        return _Header(*read(stream), stream.tell())
+    except Exception as error:  # a header is a piece of Python, which can be wrong in any way
+        raise ValueError(f"it has no header of an array: {error}") from error
 
 
 def _mapped(path: str) -> Array:

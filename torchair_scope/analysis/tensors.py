@@ -12,6 +12,8 @@ from torchair_scope.analysis.source import Array, File, Identity
 if TYPE_CHECKING:
     import torch
 
+    from torchair_scope.store.statistics import Statistics
+
 Found = TypeVar("Found")
 
 
@@ -30,6 +32,7 @@ class Tensor:
         description: what the manifest says of the tensor; empty where there is no manifest, and
             for a number.
         reason: why the file is not there, if it is not.
+        statistics: what `stats.csv` says of it, if there is a row.
         identity: what tensors that share a file have in common; None if that is not known.
     """
 
@@ -39,11 +42,18 @@ class Tensor:
     description: dict[str, Any] = field(default_factory=dict, repr=False)
     reason: str | None = None
     identity: Identity | None = field(default=None, repr=False)
+    statistics: Statistics | None = field(default=None, repr=False)
 
     @property
     def is_input(self) -> bool:
         """Whether it is an argument of the call, and not a result."""
         return not self.slot.startswith("OUTPUT")
+
+    @property
+    def sample(self) -> str | None:
+        """Which part of it the file has, as `head=1000`; None for all of it."""
+        sample = self.description.get("sample")
+        return None if sample is None else str(sample)
 
     @cached_property
     def dtype(self) -> str:
@@ -82,12 +92,17 @@ class Tensor:
     def torch(self, device: str | torch.device | None = "cpu") -> torch.Tensor:
         """The tensor with its true dtype, shape and strides, on the CPU if not told otherwise.
 
+        Of one that is sampled it is the part in the file.
+
         **Raises:** `MissingTensorError` if it is not on disk, or not whole.
         """
         from torchair_scope.store.arrays import to_tensor
 
         array = self.numpy()
-        return to_tensor(array, self.description or {"dtype": str(array.dtype)}, device)
+        description = self.description or {"dtype": str(array.dtype)}
+        if self.sample is not None:
+            description = {"dtype": description["dtype"], "device": description["device"]}
+        return to_tensor(array, description, device)
 
 
 def descriptions(tree: Any) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ from torchair_scope.backends.whole_operators import keeping_meta
 from torchair_scope.capture.compiler import DIRECTIONS, Direction, Scoper
 from torchair_scope.capture.cut import Boxed
 from torchair_scope.capture.partition import Region
+from torchair_scope.capture.parts import CountsNoKernels
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class AotEager(AtenCompiler):
 
 
 @dataclass(frozen=True)
-class AtenPieces:
+class AtenPieces(CountsNoKernels):
     """Compiles ATen graphs and parts of them with one callable."""
 
     name: str
@@ -82,14 +83,6 @@ class AtenPieces:
     ) -> Boxed:
         """Compile a graph that is not cut, with taps."""
         return self.part(gm, example_inputs)
-
-    def kernels_made(self) -> int | None:
-        """A callable is not known to count kernels."""
-        return None
-
-    def kernels_foreseen(self, compile: Callable[[], Any]) -> int | None:
-        """A callable is not known to count kernels."""
-        return None
 
     def part(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a part of a graph."""

@@ -35,6 +35,7 @@ from torchair_scope.capture.markers import (
     lower_tags,
 )
 from torchair_scope.capture.partition import Region
+from torchair_scope.capture.parts import CountsNoKernels
 from torchair_scope.capture.settings import DumpSettings
 from torchair_scope.capture.tags import has_tags
 from torchair_scope.capture.targets import bodies, name_of
@@ -71,7 +72,7 @@ class AscendGraph:
 
 
 @dataclass(frozen=True)
-class AscendPieces:
+class AscendPieces(CountsNoKernels):
     """Compiles parts of a graph, each to a GE or ACL graph that TorchAir itself makes.
 
     Args:
@@ -110,14 +111,6 @@ class AscendPieces:
     ) -> Boxed:
         """Compile a graph that is not cut, with taps."""
         return self.part(gm, example_inputs)
-
-    def kernels_made(self) -> int | None:
-        """TorchAir does not count kernels."""
-        return None
-
-    def kernels_foreseen(self, compile: Callable[[], Any]) -> int | None:
-        """TorchAir does not count kernels."""
-        return None
 
     def part(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a part of a graph; what it returns gets the layouts of the whole graph back."""

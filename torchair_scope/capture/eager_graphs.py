@@ -25,7 +25,7 @@ from torchair_scope.capture.compiler import next_graph_number, why_left_out
 from torchair_scope.capture.effects import is_irreproducible
 from torchair_scope.capture.interpreter import CallSink
 from torchair_scope.capture.partition import has_own_kind
-from torchair_scope.capture.settings import DumpSettings, Filter
+from torchair_scope.capture.settings import Filter
 from torchair_scope.capture.steps import (
     Destination,
     begin_step,
@@ -37,19 +37,13 @@ from torchair_scope.capture.tags import KEY, Tag
 from torchair_scope.options import Options
 from torchair_scope.store.choice import Choice
 from torchair_scope.store.files import Pace
-from torchair_scope.store.run import Run, open_run
+from torchair_scope.store.run import open_run
 from torchair_scope.store.trigger import Condition, HeldStep
 from torchair_scope.store.writer import GraphDump, Step
 
 Direction = Literal["forward", "backward"]
 Begin = Callable[[int, Pace, Condition | None], Step | HeldStep]
 _NO_KIND = Outcome.NO_TENSOR
-
-
-def run_of(settings: DumpSettings) -> Run:
-    """The run that these settings lead to."""
-    options = settings.options_of(None)
-    return open_run(options.path, options.on_error or "warn")
 
 
 class Origin(NamedTuple):

@@ -48,6 +48,18 @@ class PieceCompiler(Protocol):
         """How many kernels a compile would make, which is not done to the end for it."""
 
 
+class CountsNoKernels:
+    """A `PieceCompiler` that does not know how many kernels it makes."""
+
+    def kernels_made(self) -> int | None:
+        """Not known."""
+        return None
+
+    def kernels_foreseen(self, compile: Callable[[], Any]) -> int | None:
+        """Not known."""
+        return None
+
+
 def dumped(gm: torch.fx.GraphModule, region: Region, saved: Saved) -> Part:
     """The part for a dumped region: it is interpreted, and its calls in `saved` are saved."""
     piece = extract(gm, region)

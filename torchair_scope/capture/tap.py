@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from torchair_scope.capture.account import Outcome, account
 from torchair_scope.capture.border import at_borders
@@ -155,18 +155,16 @@ class HandOver:
         for node in self._plan.derived:
             values[node] = _derive(node, values)
         for call in self._plan.calls:
-            args, kwargs, result = tree_map(
-                lambda value: _value(value, values), (call.args, call.kwargs, call.result)
+            args, kwargs, result = fx.map_arg(
+                (call.args, call.kwargs, call.result), lambda used: _value(used, values)
             )
             name, target = call.node.name, target_name(call.node)
             sink = step.begin_call(name, target, args, kwargs, self._saved[name])
             sink.finish(result, {})
 
 
-def _value(value: Any, values: Mapping[fx.Node, Any]) -> Any:
-    if not isinstance(value, fx.Node):
-        return value
-    return values[value] if value in values else NotHandedOut("it is made later than it is read")
+def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    return values[node] if node in values else NotHandedOut("it is made later than it is read")
 
 
 def _derive(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:

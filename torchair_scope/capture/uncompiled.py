@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchair_scope import _torch_private
 from torchair_scope.capture.account import account
-from torchair_scope.capture.eager_graphs import run_of
 from torchair_scope.capture.frames import frames_outwards
 from torchair_scope.capture.other_backends import hides_operators, is_left_to_python
 from torchair_scope.capture.settings import SETTINGS, DumpSettings
 from torchair_scope.capture.steps import this_rank
 from torchair_scope.capture.tags import Tag
+from torchair_scope.store.layout import rank_and_world_size, rank_folder_name
+from torchair_scope.store.run import DumpWarning
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,9 @@ def warn(code: Uncompiled, tag: Tag, settings: DumpSettings) -> None:
     if not settings.options_of(None).selects_rank(this_rank()):
         return  # This process has no dump; the account has the reason.
     what = f"{code.function}, which" if code.function else "code that"
-    folder = run_of(settings).folder
-    run_of(settings).rank_folder.say_once(
+    folder = os.path.join(_dump(settings), rank_folder_name(*rank_and_world_size()))
+    _say_once(
+        settings,
         f"uncompiled {tag} {code.reason}",
         f"scope {tag.scope!r} opened at {tag.opened_at} lies in {what} runs uncompiled although "
         f"it is reached from a compiled function: {code.reason}. The scope's operators are dumped "
@@ -119,4 +122,18 @@ def _warn_of_unseen(tag: Tag, settings: DumpSettings, what: str) -> None:
     account.unseen(tag, what)
     if settings.options_of(None).selects_rank(this_rank()):
         said = f"scope {tag.scope!r} opened at {tag.opened_at}: {what}."
-        run_of(settings).rank_folder.say_once(f"unseen {tag} {what}", said)
+        _say_once(settings, f"unseen {tag} {what}", said)
+
+
+_said: set[tuple[str, str]] = set()
+
+
+def _say_once(settings: DumpSettings, key: str, message: str) -> None:
+    """Warn once for each dump. The folder is not made: it may be that no step is selected."""
+    if (_dump(settings), key) not in _said:
+        _said.add((_dump(settings), key))
+        warnings.warn(message, DumpWarning, stacklevel=3)
+
+
+def _dump(settings: DumpSettings) -> str:
+    return os.path.realpath(settings.options_of(None).path or ".")

@@ -63,7 +63,7 @@ class Files:
         try:
             plain = plain_tensor(tensor)
             if plain.is_cpu and plain.nbytes <= SMALL:
-                self._save(place, Source(np.array(to_numpy(plain), order="C")))
+                self._keep_small(place, np.array(to_numpy(plain), order="C"))
             elif is_strided(plain):
                 self._store.known.add(plain, self._step, self._keep(place, plain))
             else:
@@ -85,7 +85,7 @@ class Files:
         """Save numbers."""
         self._folder.say()
         self._store.check_owner()
-        self._save(self._slot(call, slot, is_tensor=False), Source(array))
+        self._keep_small(self._slot(call, slot, is_tensor=False), array)
 
     def let_go(self) -> None:
         """What is still to be read may be written to from now on: keep copies."""
@@ -129,6 +129,18 @@ class Files:
         if hint is not None and hint.checksum == total:
             return self._link(slot, hint)
         return self._save(slot, Source(_copied(array, tensor)), total)
+
+    def _keep_small(self, slot: Slot, array: Array) -> None:
+        if array.nbytes > SMALL:  # a long list
+            self._save(slot, Source(array))
+            return
+        content, is_new = self._store.contents.find(Npy(array))
+        try:
+            self._save(slot, Source(array, found=(content, is_new)))
+        except BaseException:  # an interrupt: no writer will come to settle it
+            if is_new:
+                content.lose()
+            raise
 
     def _save(self, slot: Slot, source: Source, total: int | None = None) -> Value:
         value = Value(total)

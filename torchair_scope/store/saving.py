@@ -73,6 +73,8 @@ class StepFolder:
                 size = write_npy(self._folder, slot.name, value)
             except OSError as error:
                 reason = self._fails(slot, error)
+            except Exception as error:
+                reason = self.breaks(slot, error)
             else:
                 slot.has_file(size, size, content)
                 content.is_at(f"{self._folder.path}/{slot.name}", size)
@@ -106,12 +108,13 @@ class StepFolder:
         slot.is_missing(reason)
         return reason
 
-    def breaks(self, slot: Slot, error: Exception) -> None:
-        """Something of ours went wrong."""
+    def breaks(self, slot: Slot, error: Exception) -> str:
+        """Something of ours went wrong; gives the reason for the slot."""
         reason = f"{type(error).__name__}: {error}"
         self._step.problems.append(reason)
         self._failures.append((error, self._folder.path))
         slot.is_missing(reason)
+        return reason
 
     def is_unsavable(self, slot: Slot, error: UnsavableTensorError) -> None:
         """A tensor has no value that could be written."""
@@ -144,12 +147,14 @@ class Source:
         arrival: of a copy from a device, which has to be waited for.
         is_lent: whether it is the model's own tensor, and may be written to later.
         hint: the value that it most likely is.
+        found: what `Contents.find` has said of it, if that was asked already.
     """
 
     data: torch.Tensor | Array
     arrival: Arrival | None = None
     is_lent: bool = False
     hint: Value | None = None
+    found: tuple[Content, bool] | None = None
 
     def npy(self) -> Npy:
         """The value as its file has it."""
@@ -193,6 +198,9 @@ class Saving:
         """Read the value; with a hint or an equal content, link to that."""
         if self.group.is_cancelled:
             self._slot.is_missing(_INTERRUPTED)
+            content, is_new = self._source.found or (None, False)
+            if content is not None and is_new:
+                content.lose()
             self._value.settle(None, _INTERRUPTED)
             return True
         try:
@@ -211,7 +219,7 @@ class Saving:
         if hint is not None and hint.content is not None and hint.checksum == checksum(npy.data):
             self._settle(hint.checksum, self._folder.link(self._slot, hint.content, npy))
             return True
-        content, is_new = self._folder.store.contents.find(npy)
+        content, is_new = self._source.found or self._folder.store.contents.find(npy)
         if is_new:
             self._settle(content.checksum, self._folder.write(self._slot, npy, content))
             return True
