@@ -29,14 +29,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 DecompositionTable = Mapping[Any, Callable[..., Any]]
 
 
-def private(module: str, name: str) -> Any:
-    """The attribute `name` of a private torch module, or an error that says what is missing.
-
-    It is looked up once. What torch binds anew, `state` looks up each time.
-    """
-    return state(module, name)
-
-
 def state(module: str, name: str) -> Any:
     """The attribute `name` of a private torch module as it is now; errors as for `private`."""
     try:
