@@ -11,7 +11,9 @@ from torch import fx
 
 from torchair_scope.capture.effects import is_irreproducible
 from torchair_scope.capture.memory import storages, written_by
+from torchair_scope.capture.overwritten import copy_of
 from torchair_scope.capture.partition import Region, has_own_kind, staged
+from torchair_scope.capture.symbols import value_of
 from torchair_scope.capture.targets import is_call, is_unpacking
 
 
@@ -70,14 +72,12 @@ def _in_written_memory(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _is_tensor_of_a_call(node: fx.Node) -> bool:
-    return is_call(node) and isinstance(node.meta.get("val"), torch.Tensor)
+    return is_call(node) and isinstance(value_of(node), torch.Tensor)
 
 
 def _copy_of(graph: fx.Graph, node: fx.Node) -> fx.Node:
     with graph.inserting_after(node):
-        copy = graph.call_function(torch.ops.aten.clone.default, (node,))
-    copy.meta = {"val": node.meta["val"].clone()}
-    return copy
+        return copy_of(graph, node)
 
 
 def _stages(

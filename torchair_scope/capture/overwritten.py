@@ -80,11 +80,12 @@ class _Copies:
         if state not in self._made:
             after = index > self._places[at]
             with self._graph.inserting_after(at) if after else self._graph.inserting_before(at):
-                self._made[state] = _copy(self._graph, value)
+                self._made[state] = copy_of(self._graph, value)
         return self._made[state]
 
 
-def _copy(graph: fx.Graph, value: fx.Node) -> fx.Node:
+def copy_of(graph: fx.Graph, value: fx.Node) -> fx.Node:
+    """A node that copies the value of one, where nodes are being inserted."""
     copy = graph.call_function(torch.ops.aten.clone.default, (value,))
     # A fake value of its own, since compilers read from these which nodes share memory.
     traced = value_of(value)

@@ -28,15 +28,19 @@ _settling = threading.Lock()  # one for all: it is held for a few lines, and the
 
 
 class Awaited:
-    """Something that others wait for, without holding up a thread."""
+    """Something that others wait for, without holding up a thread.
+
+    Attributes:
+        is_settled: whether there is nothing to wait for any more.
+    """
 
     def __init__(self) -> None:
-        self._is_settled = False
+        self.is_settled = False
         self._waiting: list[Callable[[], None]] = []
 
     def _settle(self) -> None:
         with _settling:
-            self._is_settled = True
+            self.is_settled = True
             waiting, self._waiting = self._waiting, []
         for settled in waiting:
             settled()
@@ -44,7 +48,7 @@ class Awaited:
     def when_settled(self, settled: Callable[[], None]) -> None:
         """Call something once this is settled: now, or by the thread that settles it."""
         with _settling:
-            if not self._is_settled:
+            if not self.is_settled:
                 self._waiting.append(settled)
                 return
         settled()
@@ -106,7 +110,7 @@ class Value(Awaited):
 
     def may_be_linked_to(self) -> bool:
         """Whether there is a file, or will be one."""
-        if not self._is_settled:
+        if not self.is_settled:
             return True
         path = self.content.path if self.content is not None else None
         return path is not None and os.path.exists(path)

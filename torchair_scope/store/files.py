@@ -134,9 +134,17 @@ class Files:
         if array.nbytes > SMALL:  # a long list
             self._save(slot, Source(array))
             return
-        content, is_new = self._store.contents.find(Npy(array))
-        try:
+        value = Npy(array)
+        content, is_new = self._store.contents.find(value)
+        if not is_new and not content.is_settled:
             self._save(slot, Source(array, found=(content, is_new)))
+            return
+        # To hand a few bytes to another thread costs more than to write them here.
+        try:
+            if is_new:
+                self._folder.write(slot, value, content)
+            else:
+                self._folder.link(slot, content, value)
         except BaseException:  # an interrupt: no writer will come to settle it
             if is_new:
                 content.lose()
