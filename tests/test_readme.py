@@ -11,6 +11,7 @@ called, but what they are asked for must exist. `text` is not run. Any other blo
 from __future__ import annotations
 
 import doctest
+import itertools
 import os
 import re
 import subprocess
@@ -157,11 +158,15 @@ def _assert_can_be_asked_for(command: str, block: Block) -> None:
         assert re.search(rf"^{match[1]} = \[", project, re.MULTILINE), f"{block}: no {match[1]}"
 
 
+_number = itertools.count()
+
+
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     monkeypatch.syspath_prepend(tmp_path)
-    # A module that can be imported, as Dynamo does with that of a function it traces.
-    module = types.ModuleType("readme")
+    # A module that can be imported, as Dynamo does with that of a function it traces. It keeps
+    # what it has imported by name, so each has a name of its own.
+    module = types.ModuleType(f"readme_{next(_number)}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     yield Session(tmp_path, vars(module))
     for path in tmp_path.glob("*.py"):

@@ -309,10 +309,12 @@ def test_46_a_chain_of_temporaries_is_freed_on_the_way(inner, dump_path):
                 x = count_alive(x)
         return x * 2
 
-    x = torch.zeros(size)
-    _compiled(chain, inner, dump_path)(x)
+    compiled = _compiled(chain, inner, dump_path)
+    # What waits to be written is kept as well, up to a limit: here of one value.
+    with torchair_scope.scope.configure(max_inflight=4 * size):
+        compiled(torch.zeros(size))
     assert len(alive) == 20
-    assert max(alive) - alive[0] <= 2
+    assert max(alive) - alive[0] <= 3
 
 
 def _backend(inner, path):

@@ -205,5 +205,5 @@ def test_a_configuration_shows_its_options() -> None:
         "data_dump=DataDump(type='npy', path=None, filter=None), "
         "graph_dump=GraphDump(type=None, path=None)), "
         "dump_config=DumpConfig(enable_dump=False, dump_path='./', dump_mode='all', "
-        "dump_step='', dump_layer=''))"
+        "dump_step='', dump_data='tensor', dump_layer=''))"
     )

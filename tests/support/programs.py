@@ -30,7 +30,7 @@ from torchair_scope.store.run import complete_steps
 TIMEOUT = timedelta(seconds=20)
 SLOW_RANK = 2
 SLOW_STEPS = 6
-SECONDS_A_FILE = 1.5
+SECONDS_A_FILE = 2.0
 
 
 # Ranks

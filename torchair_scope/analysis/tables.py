@@ -106,7 +106,7 @@ def _print_scopes(console: Console, rows: Sequence[Row]) -> None:
 def print_notes(console: Console, notes: Sequence[str], otherwise: str, most: int = 20) -> None:
     """What is missing, one line each; the rest as a number."""
     for note in notes[:most]:
-        console.print(f"[magenta]![/] {escape(note)}", highlight=False)
+        console.print(f"[magenta]![/] {escape(note)}", highlight=False, soft_wrap=True)
     if len(notes) > most:
         console.print(f"… and {len(notes) - most} more; --json has all")
     if not notes:
