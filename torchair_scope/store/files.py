@@ -136,12 +136,13 @@ class Files:
             return
         value = Npy(array)
         content, is_new = self._store.contents.find(value)
-        if not is_new and not content.is_settled:
-            self._save(slot, Source(array, found=(content, is_new)))
-            return
-        # To hand a few bytes to another thread costs more than to write them here.
+        # To hand a few bytes to another thread costs more than to write them here. With a lag the
+        # model is not to wait for the disk at all.
+        here = not self._pace.lag and (is_new or content.is_settled)
         try:
-            if is_new:
+            if not here:
+                self._save(slot, Source(array, found=(content, is_new)))
+            elif is_new:
                 self._folder.write(slot, value, content)
             else:
                 self._folder.link(slot, content, value)
