@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # Each takes `--json FILE`, and what else is given here.
-MEASURED = ("unscoped", "dumping", "stats", "small_tensors", "peers")
+MEASURED = ("unscoped", "dumping", "tap", "stats", "small_tensors", "unselected_steps", "peers")
 OTHERS = ("compare", "partition")
 
 
