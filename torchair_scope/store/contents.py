@@ -160,6 +160,7 @@ class Links:
     def __init__(self) -> None:
         self.remark: str | None = None
         self._can_link = True
+        self._lock = threading.Lock()
 
     def make(self, content: Content, folder: Folder, name: str) -> int:
         """Put a content under a further name; give the bytes that were written for it.
@@ -176,9 +177,18 @@ class Links:
             except OSError as error:
                 if not self._has_refused(error):
                     raise
-        written = npy.copy_npy(source, folder, name)
-        content.path = f"{folder.path}/{name}"  # which takes further links, after EMLINK
-        return written
+        if self._can_link:
+            return self._another(content, source, folder, name)
+        return npy.copy_npy(source, folder, name)
+
+    def _another(self, content: Content, source: str, folder: Folder, name: str) -> int:
+        """Write a value once more, in a file that takes further links; others wait for that one."""
+        with self._lock:
+            if content.path == source:
+                written = npy.copy_npy(source, folder, name)
+                content.path = f"{folder.path}/{name}"
+                return written
+        return self.make(content, folder, name)
 
     def _has_refused(self, error: OSError) -> bool:
         """Whether the file system does not make this link, or none."""
