@@ -2,7 +2,6 @@
 
 import gc
 import os
-import subprocess
 import threading
 import weakref
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 import torchair_scope as torchair
+from tests.support.disks import mounted
 from torchair_scope.store.reader import read
 from torchair_scope.store.run import DumpWarning
 
@@ -83,14 +83,8 @@ def test_a_path_without_permission_is_an_error_before_any_work(tmp_path):
 def small_disk(tmp_path, monkeypatch):
     """A disk of one MiB, which may be filled to the last byte."""
     monkeypatch.setenv("TORCHAIR_SCOPE_MIN_FREE", "0")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"mount is refused here: {done.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 def test_on_a_full_disk_the_results_stay_right_and_one_warning_names_the_file(small_disk):

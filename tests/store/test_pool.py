@@ -18,6 +18,7 @@ import torch
 
 import torchair_scope as torchair
 from tests.store.support import RANK_0, one_step, start
+from tests.support.disks import mounted
 from torchair_scope.scope import Row
 from torchair_scope.store import contents, saving
 from torchair_scope.store.files import Pace
@@ -469,19 +470,8 @@ def assert_sound_after_a_kill(folder: Path) -> tuple[int, int, int]:
 @pytest.fixture
 def tmpfs(tmp_path):
     """A file system of 64 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if mounted.returncode:
-        pytest.skip(f"a file system cannot be mounted: {mounted.stderr.strip()}")
-    try:
+    with mounted(tmp_path / "disk", "64m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("lag", [0, 1])

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import threading
 import warnings
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import torch
 
 from tests.store.support import RANK_0, one_step, steps
 from tests.support.bits import difference
+from tests.support.disks import mounted
 from torchair_scope.store.reader import Call, MissingTensorError, Rank, read
 from torchair_scope.store.run import DumpWarning, open_run
 
@@ -324,19 +324,8 @@ def test_on_error_raise_gives_the_error_with_the_name_of_the_file(dump_path: Pat
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if mounted.returncode:
-        pytest.skip(f"a file system cannot be mounted: {mounted.stderr.strip()}")
-    try:
+    with mounted(tmp_path / "disk", "1m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def assert_files_are_whole_and_claimed(rank: Rank) -> None:
