@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 import torchair_scope
 from tests.cases import CASES, load
+from tests.cases.checks import assert_asked_targets, assert_same_result, count, targets_of
 from tests.support.account import assert_adds_up
-from tests.support.bits import difference
 from tests.support.replay import assert_replays
 
 INNER = ["aot_eager", "inductor"]
@@ -36,32 +36,23 @@ every_inner = pytest.mark.parametrize("inner", INNER)
 @every_inner
 @every_case
 def test_the_result_equals_that_of_the_inner_backend_alone(ran, name, inner):
-    run = ran(name, inner)
-    for fact in ("values", "gradients", "state"):
-        actual, expected = getattr(run.result, fact), getattr(run.reference, fact)
-        if inner == "aot_eager":
-            assert difference(_plain(actual), _plain(expected)) is None, fact
-        else:
-            torch.testing.assert_close(_plain(actual), _plain(expected), equal_nan=True)
+    assert_same_result(ran(name, inner), inner)
 
 
 @every_inner
 @every_case
 def test_the_dump_holds_what_the_case_asks_for(ran, name, inner):
-    case, calls = load(name), ran(name, inner).calls
-    targets = Counter(call.target for call in calls)
-    for part in case.MUST:
-        assert _count(targets, part), f"no {part} among {dict(targets)}"
-    for part in getattr(case, "MUST_NOT", []):
-        assert not _count(targets, part), f"{part} among {dict(targets)}"
-    for part, count in getattr(case, "COUNT", {}).items():
-        assert _count(targets, part) == count, dict(targets)
-    for part, count in getattr(case, "COUNT_MIN", {}).items():
-        assert _count(targets, part) >= count, dict(targets)
-    for part, count in getattr(case, "N_INPUT_TENSORS", {}).items():
-        for call in calls:
+    case, run = load(name), ran(name, inner)
+    targets = targets_of(run)
+    assert_asked_targets(case, targets)
+    for part, number in getattr(case, "COUNT", {}).items():
+        assert count(targets, part) == number, dict(targets)
+    for part, number in getattr(case, "COUNT_MIN", {}).items():
+        assert count(targets, part) >= number, dict(targets)
+    for part, number in getattr(case, "N_INPUT_TENSORS", {}).items():
+        for call in run.calls:
             if part in call.target:
-                assert _number_of_tensors(call.load_args()) == count
+                assert _number_of_tensors(call.load_args()) == number
 
 
 @every_inner
@@ -101,9 +92,7 @@ def test_operators_stay_whole_with_every_inner_compiler(ran, name):
 @every_case
 def test_a_golden_run_changes_nothing_and_warns_of_nothing(ran, name):
     run = ran(name, "golden")
-    for fact in ("values", "gradients", "state"):
-        actual, expected = getattr(run.result, fact), getattr(run.reference, fact)
-        assert difference(_plain(actual), _plain(expected)) is None, fact
+    assert_same_result(run, "golden")
     assert run.dump.problems == []
     assert _texts(run.result.warnings) <= _texts(run.reference.warnings)
 
@@ -113,9 +102,9 @@ def test_a_golden_run_dumps_what_the_case_asks_for(ran, name):
     case, calls = load(name), ran(name, "golden").calls
     targets = Counter(call.target for call in calls)
     for part in (*case.MUST, *getattr(case, "MUST_NESTED", [])):
-        assert _count(targets, IN_EAGER_CODE.get(part, part)), f"no {part} among {dict(targets)}"
+        assert count(targets, IN_EAGER_CODE.get(part, part)), f"no {part} among {dict(targets)}"
     for part in getattr(case, "MUST_NOT", []):
-        assert not _count(targets, part), f"{part} among {dict(targets)}"
+        assert not count(targets, part), f"{part} among {dict(targets)}"
     verdicts = zip(calls, assert_replays(ran(name, "golden").dump), strict=True)
     skipped = {call.target for call, verdict in verdicts if verdict.kind == "skipped"}
     if not getattr(case, "RANDOM", False):
@@ -127,8 +116,8 @@ def test_a_golden_run_dumps_what_the_case_asks_for(ran, name):
 def test_operators_in_bodies_are_dumped(ran, name, inner):
     case, run = load(name), ran(name, inner)
     targets = Counter(call.target for call in run.calls)
-    assert [_count(targets, part) for part in case.MUST_NESTED] == [1] * len(case.MUST_NESTED)
-    assert not any(_count(targets, part) for part in getattr(case, "MUST_NOT", []))
+    assert [count(targets, part) for part in case.MUST_NESTED] == [1] * len(case.MUST_NESTED)
+    assert not any(count(targets, part) for part in getattr(case, "MUST_NOT", []))
 
 
 def _operators(run):
@@ -140,22 +129,8 @@ def _texts(caught):
     return {str(warning.message) for warning in caught}
 
 
-def _count(targets, part):
-    return sum(count for target, count in targets.items() if part in target)
-
-
 def _number_of_tensors(args):
     return sum(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(args))
-
-
-def _plain(values):
-    """Local shards for DTensors, no `requires_grad`, no None."""
-    pairs = values.items() if isinstance(values, dict) else enumerate(values)
-    return {
-        key: (value.to_local() if hasattr(value, "to_local") else value).detach()
-        for key, value in pairs
-        if value is not None
-    }
 
 
 @pytest.mark.parametrize("inner", [*INNER, "golden"])
