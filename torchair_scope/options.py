@@ -289,7 +289,8 @@ def variable(name: str) -> str:
 
 
 _VARIABLES = tuple(map(variable, NAMES))
-_NO_OPTIONS = (variable("bisect"),)  # It names the plan of a bisection.
+# They name the plan of a bisection, and switch kernels off.
+_NO_OPTIONS = (variable("bisect"), variable("native"))
 
 
 def from_environment() -> Options:

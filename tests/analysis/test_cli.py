@@ -195,6 +195,17 @@ def test_show_prints_a_call_or_a_tensor(capsys, sound_dumps):
     assert "torch.bfloat16, shape (16, 16), strides (16, 1)" in printed
 
 
+def test_a_line_stays_one_on_the_narrowest_terminal(capsys, monkeypatch, sound_dumps, faulty_dump):
+    monkeypatch.setenv("COLUMNS", "20")
+    dump = sound_dumps["float32"]
+    assert re.search(
+        r"source: .*faults\.py:\d+  gated = .*\n", run(capsys, "show", dump, "tanh")[1]
+    )
+    assert re.search(rf"rank 0 of 1: .*{dump}.*\n", run(capsys, "ls", dump)[1])
+    assert re.search(r"\d+ pairs \(.*\): \d+ .*\n", run(capsys, "compare", dump, faulty_dump)[1])
+    assert re.search(r"\d+ calls: .* rounding\n", run(capsys, "replay", dump)[1])
+
+
 def test_stats_prints_a_row_for_each_tensor(capsys, sound_dumps):
     arguments = ["stats", sound_dumps["float32"], "--op", "tanh", "--step", 0, "--json"]
     rows = json.loads(run(capsys, *arguments)[1])

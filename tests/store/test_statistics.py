@@ -9,15 +9,10 @@ import pytest
 import torch
 
 from torchair_scope.store.arrays import UnsavableTensorError, to_numpy
-from torchair_scope.store.statistics import (
-    HASH_PERIOD,
-    STATISTICS,
-    Measured,
-    _rows_on_device,
-    _values_and_bytes,
-    results,
-    statistics_of,
-)
+from torchair_scope.store.bits_hash import PERIOD
+from torchair_scope.store.measuring import Measured, _values_and_bytes, results, statistics_of
+from torchair_scope.store.measuring_on_device import rows_on_device
+from torchair_scope.store.statistics import STATISTICS
 
 
 def expected(array, smallest_normal=0.0):
@@ -63,7 +58,7 @@ def hash_of(array):
 def on_a_device(tensor):
     """The same by what runs on a device, where there is none."""
     values, data, tiny = _values_and_bytes(tensor)
-    return results([Measured(values.numel(), list(_rows_on_device(values, data, tiny)))])[0]
+    return results([Measured(values.numel(), list(rows_on_device(values, data, tiny)))])[0]
 
 
 def check(tensor, array, smallest_normal=0.0):
@@ -335,7 +330,7 @@ def test_many_tensors_are_measured_at_once():
     rows = []
     for tensor in tensors:
         values, data, tiny = _values_and_bytes(tensor)
-        rows.append(Measured(values.numel(), list(_rows_on_device(values, data, tiny))))
+        rows.append(Measured(values.numel(), list(rows_on_device(values, data, tiny))))
     assert [found.hash for found in results(rows)] == [statistics_of(t).hash for t in tensors]
     assert len(STATISTICS) == 12
-    assert HASH_PERIOD == 2**15
+    assert PERIOD == 2**15

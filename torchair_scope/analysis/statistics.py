@@ -9,7 +9,7 @@ import torch
 
 from torchair_scope.analysis.source import Array
 from torchair_scope.analysis.tensors import MissingTensorError, Tensor
-from torchair_scope.store import statistics
+from torchair_scope.store import measuring
 from torchair_scope.store.statistics import STATISTICS, Statistics
 
 __all__ = ["STATISTICS", "Statistics", "statistics_of", "statistics_of_tensor"]
@@ -27,7 +27,7 @@ def statistics_of(array: Array) -> Statistics:
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
-        return statistics.statistics_of(torch.from_numpy(np.ascontiguousarray(array)))
+        return measuring.statistics_of(torch.from_numpy(np.ascontiguousarray(array)))
 
 
 def statistics_of_tensor(tensor: Tensor) -> Statistics:
@@ -40,7 +40,7 @@ def statistics_of_tensor(tensor: Tensor) -> Statistics:
     if tensor.statistics is not None and (tensor.file is None or tensor.sample is not None):
         return tensor.statistics
     if tensor.description:
-        return statistics.statistics_of(tensor.torch())
+        return measuring.statistics_of(tensor.torch())
     return statistics_of(tensor.numpy())
 
 

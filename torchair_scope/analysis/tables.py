@@ -36,6 +36,11 @@ _COLOURS = {
 }
 
 
+def say(console: Console, text: str) -> None:
+    """A line that stays one, however long: it can be searched, and its paths can be copied."""
+    console.print(text, highlight=False, soft_wrap=True)
+
+
 def new_table(title: str, *columns: str) -> Table:
     """An empty table in the style of all of them."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
@@ -65,11 +70,9 @@ def print_dump(console: Console, dump: Dump) -> None:
     for rank in dump.ranks:
         versions = rank.run.get("versions", {})
         told = ", ".join(f"{name} {version}" for name, version in versions.items())
-        console.print(
-            f"rank {rank.number} of {rank.world_size}: {rank.folder.url}", highlight=False
-        )
+        say(console, f"rank {rank.number} of {rank.world_size}: {escape(rank.folder.url)}")
         if told:
-            console.print(f"  {told}", highlight=False)
+            say(console, f"  {escape(told)}")
     graphs = new_table("Graphs", "rank", "graph", "direction", "compiler", "steps", "calls", "size")
     for graph in dump.graphs:
         calls = [call for step in graph.steps for call in step.calls]
@@ -100,22 +103,22 @@ def _print_scopes(console: Console, rows: Sequence[Row]) -> None:
     for row in rows:
         for sentence in row.missing:
             where = f"rank {row.rank}, " * several + f"{row.scope} ({row.opened_at})"
-            console.print(escape(f"{where}: {sentence}"), highlight=False, soft_wrap=True)
+            say(console, escape(f"{where}: {sentence}"))
 
 
 def print_notes(console: Console, notes: Sequence[str], otherwise: str, most: int = 20) -> None:
     """What is missing, one line each; the rest as a number."""
     for note in notes[:most]:
-        console.print(f"[magenta]![/] {escape(note)}", highlight=False, soft_wrap=True)
+        say(console, f"[magenta]![/] {escape(note)}")
     if len(notes) > most:
-        console.print(f"… and {len(notes) - most} more; --json has all")
+        say(console, f"… and {len(notes) - most} more; --json has all")
     if not notes:
-        console.print(otherwise)
+        say(console, otherwise)
 
 
 def print_call(console: Console, call: Call) -> None:
     """One call: where it comes from, its arguments and its tensors."""
-    console.print(f"[bold]{escape(str(call))}[/]", highlight=False)
+    say(console, f"[bold]{escape(str(call))}[/]")
     source = call.source
     facts = {
         "scope": call.scope,
@@ -124,7 +127,7 @@ def print_call(console: Console, call: Call) -> None:
     }
     for name, fact in facts.items():
         if fact:
-            console.print(f"  {name}: {escape(fact)}", highlight=False)
+            say(console, f"  {name}: {escape(fact)}")
     table = new_table("", "slot", "dtype", "shape", "size", "file")
     for slot, tensor in call.tensors.items():
         file = tensor.file.url.rpartition("/")[2] if tensor.file else tensor.reason or ""
@@ -162,8 +165,7 @@ def statistics_cells(name: str, tensor: Tensor, statistics: Statistics) -> dict[
 def print_comparison(console: Console, comparison: Comparison, most: int) -> None:
     """The verdict, then the calls in execution order, the first made error on top."""
     verdict = comparison.verdict
-    told = f"{coloured(verdict.kind)}: {escape(verdict.text)}"
-    console.print(told, highlight=False, soft_wrap=True)
+    say(console, f"{coloured(verdict.kind)}: {escape(verdict.text)}")
     differing = [result for result in comparison.results if result.role != "agrees"]
     shown = [] if verdict.call is None else [verdict.call]
     shown += [result for result in differing if result is not verdict.call]
@@ -171,7 +173,7 @@ def print_comparison(console: Console, comparison: Comparison, most: int) -> Non
         rows = [_cells(result) for result in shown[:most]]
         print_rows(console, "What does not agree, in execution order", rows)
     if len(shown) > most:
-        console.print(f"… and {len(shown) - most} more; --all shows them")
+        say(console, f"… and {len(shown) - most} more; --all shows them")
     print_account(console, comparison)
 
 
@@ -181,11 +183,11 @@ def print_account(console: Console, comparison: Comparison) -> None:
     roles = Counter(result.role for result in comparison.results)
     told = ", ".join(f"{count} {role}" for role, count in roles.items())
     how = ", ".join(f"{count} by {rule}" for rule, count in rules.items())
-    console.print(f"{len(comparison.results)} pairs ({how}): {told}", highlight=False)
+    say(console, f"{len(comparison.results)} pairs ({how}): {told}")
     for side, calls in (("golden", comparison.only_golden), ("target", comparison.only_target)):
         if calls:
             names = ", ".join(escape(str(call)) for call in calls[:3])
-            console.print(f"only in {side}: {len(calls)}, as {names}", highlight=False)
+            say(console, f"only in {side}: {len(calls)}, as {names}")
     print_notes(console, comparison.notes, "Nothing is missing.")
 
 
@@ -244,7 +246,7 @@ def print_replays(console: Console, replays: Sequence[Replay], most: int) -> Non
     print_rows(console, "", rows)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict])
     calls = "1 call" if len(replays) == 1 else f"{len(replays)} calls"
-    console.print(f"{calls}: {told or 'none'}", highlight=False)
+    say(console, f"{calls}: {told or 'none'}")
 
 
 def size_text(size: int) -> str:

@@ -9,7 +9,7 @@ import torch
 
 if TYPE_CHECKING:
     from torchair_scope.store.arrays import Description
-    from torchair_scope.store.statistics import Measured
+    from torchair_scope.store.measuring import Measured
 
 _ATTRIBUTE = "torchair_scope_stands_for"
 

@@ -19,17 +19,16 @@ from torchair_scope.store.arrays import (
     plain_tensor,
 )
 from torchair_scope.store.identity import Known
-from torchair_scope.store.npy import Folder, write_bytes
-from torchair_scope.store.stand_in import stands_for
-from torchair_scope.store.statistics import (
-    STATISTICS,
+from torchair_scope.store.measuring import (
     Measured,
-    Statistics,
     in_memory_order,
     measure,
     rearranged,
     results,
 )
+from torchair_scope.store.npy import Folder, write_bytes
+from torchair_scope.store.stand_in import stands_for
+from torchair_scope.store.statistics import STATISTICS, Statistics
 
 if TYPE_CHECKING:
     from torchair_scope.store.files import Pace

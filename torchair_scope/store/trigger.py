@@ -28,9 +28,9 @@ from torchair_scope.store.device import Arrival, host_copy
 from torchair_scope.store.failures import guarded
 from torchair_scope.store.files import Pace
 from torchair_scope.store.identity import Known
+from torchair_scope.store.measuring import measure
 from torchair_scope.store.sections import section
 from torchair_scope.store.stand_in import StandsFor, standing_for
-from torchair_scope.store.statistics import measure
 from torchair_scope.store.writer import CallReport, GraphDump, Mode
 
 Report = Callable[[CallReport], None]
