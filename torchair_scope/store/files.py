@@ -23,7 +23,8 @@ from torchair_scope.store.device import host_copy, wait_for_copies
 from torchair_scope.store.identity import Sighting, checksum
 from torchair_scope.store.npy import Npy
 from torchair_scope.store.pool import pool
-from torchair_scope.store.saving import Linking, Saving, SavingFew, Slot, Source, StepFolder
+from torchair_scope.store.saving import Saving, Slot, Source, StepFolder
+from torchair_scope.store.saving_few import Few, KnownValue, SavingFew, SmallValue
 
 if TYPE_CHECKING:
     from torchair_scope.store.writer import Call, Step
@@ -175,11 +176,7 @@ class Files:
         if array.nbytes > SMALL:  # a long list
             self._save(slot, Source(array))
             return
-        slot.call.promise(slot.slot)
-        few = self._few
-        if few is None or not few.takes(slot, array):
-            self._few = SavingFew(self._folder, slot, array)
-            pool().submit(self._few, self._pace.max_inflight)
+        self._make_with_others(SmallValue(slot, array))
 
     def _save(self, slot: Slot, source: Source, total: int | None = None) -> Value:
         value = Value(total)
@@ -191,9 +188,15 @@ class Files:
         return value
 
     def _link(self, slot: Slot, value: Value) -> Value:
-        slot.call.promise(slot.slot)
-        pool().submit(Linking(self._folder, slot, value), self._pace.max_inflight)
+        self._make_with_others(KnownValue(slot, value))
         return value
+
+    def _make_with_others(self, one: Few) -> None:
+        one.slot.call.promise(one.slot.slot)
+        few = self._few
+        if few is None or not few.takes(one):
+            self._few = SavingFew(self._folder, one)
+            pool().submit(self._few, self._pace.max_inflight)
 
 
 def _copied(array: Array, tensor: torch.Tensor) -> Array:

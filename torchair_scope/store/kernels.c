@@ -226,12 +226,23 @@ int file_has(int descriptor, size_t offset, const char *data, size_t size) {
     return 1;
 }
 
-static int write_file(int folder, int mode, const char *temporary, const char *name,
-                      const char *content, size_t size) {
-    int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, error = 0;
-    int descriptor = openat(folder, temporary, flags, mode);
+static int write_all(int descriptor, const char *data, size_t size) {
+    while (size) {
+        ssize_t count = write(descriptor, data, size);
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) return count ? errno : EIO;
+        data += count, size -= count;
+    }
+    return 0;
+}
+
+/* Make a file in a folder that is whole or not there; 0 or the number of the error. */
+int make_file(int folder, int mode, const char *temporary, const char *name, const char *header,
+              size_t header_size, const char *data, size_t size) {
+    int descriptor = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
     if (descriptor < 0) return errno;
-    if (write(descriptor, content, size) != (ssize_t)size) error = errno ? errno : EIO;
+    int error = write_all(descriptor, header, header_size);
+    if (!error) error = write_all(descriptor, data, size);
     if (close(descriptor) && !error) error = errno;
     if (!error && renameat(folder, temporary, folder, name)) error = errno;
     if (error) unlinkat(folder, temporary, 0);
@@ -246,9 +257,8 @@ void make_files(int folder, int mode, size_t count, const char *text,
     for (size_t i = 0; i < count; i++) {
         const char *name = text, *source = name + strlen(name) + 1;
         text = source + strlen(source) + 1;
-        errno = 0;
         if (sizes[i])
-            errors[i] = write_file(folder, mode, temporary, name, contents, sizes[i]);
+            errors[i] = make_file(folder, mode, temporary, name, contents, sizes[i], NULL, 0);
         else
             errors[i] = linkat(AT_FDCWD, source, folder, name, 0) ? errno : 0;
         contents += sizes[i];

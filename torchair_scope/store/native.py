@@ -77,6 +77,16 @@ def file_has(descriptor: int, offset: int, data: Array) -> bool | None:
     return bool(library.file_has(descriptor, offset, data.ctypes.data, data.size) == 1)
 
 
+def make_file(folder: int, name: str, header: bytes, data: Array, temporary: str) -> int | None:
+    """Make a file in an open folder, whole or not at all; give the number of the error, or 0."""
+    library = kernels()
+    if library is None:
+        return None
+    names = os.fsencode(temporary), os.fsencode(name)
+    content = header, len(header), data.ctypes.data, data.size
+    return int(library.make_file(folder, FILE_MODE, *names, *content))
+
+
 def make_files(folder: int, files: Sequence[SmallFile], temporary: str) -> list[int] | None:
     """Make files in an open folder, each whole or not at all; give the number of each one's error.
 

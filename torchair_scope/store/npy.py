@@ -96,6 +96,10 @@ def write_npy(folder: Folder, name: str, value: Npy) -> int:
 
     **Raises:** `OSError`; nothing is left behind.
     """
+    header, temporary = value.header, _temporary()
+    if native.make_file(folder.descriptor(), name, header, value.data, temporary) == 0:
+        return value.size
+    # It cannot be done in one go, or an error is to be told.
     return _made(folder, name, lambda descriptor: _write(descriptor, value))
 
 

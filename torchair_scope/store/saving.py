@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ import torch
 
 from torchair_scope import _torch_private
 from torchair_scope.store.arrays import Array, UnsavableTensorError, to_numpy
-from torchair_scope.store.contents import Content, Contents, Value
+from torchair_scope.store.contents import Content, Value
 from torchair_scope.store.device import Arrival
 from torchair_scope.store.failures import report
 from torchair_scope.store.identity import checksum
@@ -26,10 +25,8 @@ if TYPE_CHECKING:
     from torchair_scope.store.writer import Call, Step
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_INTERRUPTED = "the run was interrupted before it was written"
-_NOT_WRITTEN = "not written"
-# So many small values are written by one job.
-_TOGETHER = 64
+INTERRUPTED = "the run was interrupted before it was written"
+NOT_WRITTEN = "not written"
 
 
 @dataclass(frozen=True)
@@ -83,39 +80,26 @@ class StepFolder:
                 reason = self.breaks(slot, error)
             else:
                 slot.has_file(size, size, content)
-                content.is_at(f"{self._folder.path}/{slot.name}", size)
+                content.is_at(self.path_of(slot), size)
                 return content
         content.lose()
         return reason
 
-    def make_small(self, few: Sequence[_Small]) -> set[_Small]:
-        """Write or link small values in one go; give those that have their files then."""
+    def make_small(self, files: Sequence[SmallFile]) -> list[int] | None:
+        """Make small files in one go; give the number of the error of each, 0 for none.
+
+        None if that cannot be done: make each alone.
+        """
         if self._stopped is not None or not self.store.links.can_link:
-            return set()
-        paths: dict[Content, str] = {}
-        made, files = [], []
-        for small in few:
-            content, name = small.content, small.slot.name
-            if small.is_new:
-                paths[content] = f"{self._folder.path}/{name}"
-                files.append(SmallFile(name, small.value.header + small.value.data.tobytes()))
-                made.append(small)
-            elif (source := paths.get(content) or content.path) is not None:
-                files.append(SmallFile(name, source=source))
-                made.append(small)
+            return None
         try:
-            errors = make_small(self._folder, files)
-        except OSError:  # there can be no folder, which each file then says by its name
-            errors = None
-        if errors is None:
-            return set()
-        made = [small for small, error in zip(made, errors, strict=True) if not error]
-        for small in made:
-            size = small.value.size
-            small.slot.has_file(size, size if small.is_new else 0, small.content)
-            if small.is_new:
-                small.content.is_at(paths[small.content], size)
-        return set(made)
+            return make_small(self._folder, files)
+        except OSError:  # There can be no folder, which each file then says by its name.
+            return None
+
+    def path_of(self, slot: Slot) -> str:
+        """Where the file of a slot is, or will be."""
+        return f"{self._folder.path}/{slot.name}"
 
     def link(self, slot: Slot, content: Content, value: Npy | None = None) -> Content | str:
         """Give a slot the file of a content; `value` is written if that is gone."""
@@ -239,8 +223,8 @@ class Saving:
     def run(self) -> bool:
         """Read the value; with a hint or an equal content, link to that."""
         if self.group.is_cancelled:
-            self._slot.is_missing(_INTERRUPTED)
-            self._value.settle(None, _INTERRUPTED)
+            self._slot.is_missing(INTERRUPTED)
+            self._value.settle(None, INTERRUPTED)
             return True
         try:
             hint = self._source.hint
@@ -275,7 +259,7 @@ class Saving:
     def _link_as(self, hint: Value) -> None:
         try:
             if hint.content is None:
-                self._slot.is_missing(hint.reason or _NOT_WRITTEN)
+                self._slot.is_missing(hint.reason or NOT_WRITTEN)
                 self._value.settle(None, hint.reason)
             else:
                 self._settle(hint.checksum, self._folder.link(self._slot, hint.content))
@@ -307,128 +291,3 @@ class Saving:
     def _breaks(self, error: Exception) -> None:
         self._folder.breaks(self._slot, error)
         self._value.settle(None, str(error))
-
-
-class Linking:
-    """A `Job`: a slot with a value that is known without reading it."""
-
-    def __init__(self, folder: StepFolder, slot: Slot, value: Value) -> None:
-        self.group = folder.group
-        self.started = False
-        self.nbytes = 0
-        self.storage: int | None = None
-        self._folder = folder
-        self._slot = slot
-        self._value = value
-
-    def run(self) -> bool:
-        """Link once the value has a file."""
-        self._value.when_settled(self._link)
-        return False
-
-    def _link(self) -> None:
-        try:
-            if self._value.content is None:
-                self._slot.is_missing(self._value.reason or _NOT_WRITTEN)
-            else:
-                self._folder.link(self._slot, self._value.content)
-        except Exception as error:
-            self._folder.breaks(self._slot, error)
-        finally:
-            pool().done(self)
-
-
-class _Small:
-    """A small value on its way to a file.
-
-    Attributes:
-        content: what it is.
-        is_new: whether no other value is that, or was: it has to be written.
-    """
-
-    content: Content
-    is_new: bool
-
-    def __init__(self, slot: Slot, value: Npy) -> None:
-        self.slot = slot
-        self.value = value
-
-    def look_up(self, contents: Contents) -> None:
-        """Say what it is."""
-        self.content, self.is_new = contents.find(self.value)
-
-
-class SavingFew:
-    """A `Job`: small values, collected until a thread takes it up. Each alone would cost too much.
-
-    Args:
-        folder: the step's.
-        slot: the first one.
-        array: its value; it is not written to any more.
-    """
-
-    def __init__(self, folder: StepFolder, slot: Slot, array: Array) -> None:
-        self.group = folder.group
-        self.started = False
-        self.nbytes = 0
-        self.storage: int | None = None
-        self._folder = folder
-        self._values = [(slot, array)]
-        self._lock = threading.Lock()
-        self._open = 1
-
-    def takes(self, slot: Slot, array: Array) -> bool:
-        """Take one more value, unless that is too late."""
-        with pool().unless_started(self) as unstarted:
-            if unstarted and len(self._values) < _TOGETHER:
-                self._values.append((slot, array))
-                return True
-        pool().wake()
-        return False
-
-    def run(self) -> bool:
-        """Write what is new, and link to what is there."""
-        few = [_Small(slot, Npy(array)) for slot, array in self._values]
-        for small in few:
-            small.look_up(self._folder.store.contents)
-        try:
-            together = set() if self.group.is_cancelled else self._folder.make_small(few)
-        except Exception as error:
-            self._break(few, error)
-        else:
-            for small in few:
-                if small not in together:
-                    self._alone(small)
-        return self._ends()
-
-    def _break(self, few: Sequence[_Small], error: Exception) -> None:
-        for small in few:
-            self._folder.breaks(small.slot, error)
-            if small.is_new:
-                small.content.lose()
-
-    def _alone(self, small: _Small) -> None:
-        if self.group.is_cancelled:
-            small.slot.is_missing(_INTERRUPTED)
-            if small.is_new:
-                small.content.lose()
-        elif small.is_new:
-            self._folder.write(small.slot, small.value, small.content)
-        else:  # Another thread may be writing it.
-            with self._lock:
-                self._open += 1
-            small.content.when_settled(lambda: self._link(small))
-
-    def _link(self, small: _Small) -> None:
-        try:
-            self._folder.link(small.slot, small.content, small.value)
-        except Exception as error:
-            self._folder.breaks(small.slot, error)
-        finally:
-            if self._ends():
-                pool().done(self)
-
-    def _ends(self) -> bool:
-        with self._lock:
-            self._open -= 1
-            return not self._open

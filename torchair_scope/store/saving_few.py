@@ -1,0 +1,218 @@
+"""What costs little and comes often: small values, and values that are known, many in one job."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from torchair_scope.store.arrays import Array
+from torchair_scope.store.contents import Content, Contents, Value
+from torchair_scope.store.native import SmallFile
+from torchair_scope.store.npy import Npy
+from torchair_scope.store.pool import pool
+from torchair_scope.store.saving import INTERRUPTED, NOT_WRITTEN, Slot, StepFolder
+
+_TOGETHER = 64
+
+
+class Few(Protocol):
+    """A slot that is to have a file, which costs little to make.
+
+    Attributes:
+        slot: which one.
+    """
+
+    slot: Slot
+
+    def look_up(self, contents: Contents) -> None:
+        """Say what it is, as far as that is known."""
+
+    def file(self, paths: dict[Content, str]) -> SmallFile | None:
+        """The file to be made now, given where new contents will be; None if it has to wait."""
+
+    def is_made(self, path: str) -> None:
+        """The file is there."""
+
+    def make(self, folder: StepFolder) -> None:
+        """Make the file alone, and say so if that fails."""
+
+    def when_possible(self, make: Callable[[], None]) -> None:
+        """Call something once the file can be made: now, or by another thread."""
+
+    def lose(self) -> None:
+        """The file is not made."""
+
+
+class SmallValue:
+    """A small value."""
+
+    content: Content
+    _is_new: bool
+
+    def __init__(self, slot: Slot, array: Array) -> None:
+        self.slot = slot
+        self._value = Npy(array)
+
+    def look_up(self, contents: Contents) -> None:
+        """Find the equal content, or list a new one."""
+        self.content, self._is_new = contents.find(self._value)
+
+    def file(self, paths: dict[Content, str]) -> SmallFile | None:
+        """A new file, or a link to the one that has the same."""
+        name, content = self.slot.name, self.content
+        if self._is_new:
+            return SmallFile(name, self._value.header + self._value.data.tobytes())
+        source = paths.get(content) or content.path
+        return None if source is None else SmallFile(name, source=source)
+
+    def is_made(self, path: str) -> None:
+        """Tell those who wait for it."""
+        size = self._value.size
+        self.slot.has_file(size, size if self._is_new else 0, self.content)
+        if self._is_new:
+            self.content.is_at(path, size)
+
+    def make(self, folder: StepFolder) -> None:
+        """Write it, or link to it."""
+        if self._is_new:
+            folder.write(self.slot, self._value, self.content)
+        else:
+            folder.link(self.slot, self.content, self._value)
+
+    def when_possible(self, make: Callable[[], None]) -> None:
+        """A new one is; for another one, somebody may be at it."""
+        if self._is_new:
+            make()
+        else:
+            self.content.when_settled(make)
+
+    def lose(self) -> None:
+        """Nobody else is to wait for it."""
+        if self._is_new:
+            self.content.lose()
+
+
+class KnownValue:
+    """A value that is known without reading it."""
+
+    def __init__(self, slot: Slot, value: Value) -> None:
+        self.slot = slot
+        self._value = value
+
+    def look_up(self, contents: Contents) -> None:
+        """It is known what it is."""
+
+    def file(self, paths: dict[Content, str]) -> SmallFile | None:
+        """A link, once it is on disk."""
+        content = self._value.content if self._value.is_settled else None
+        source = None if content is None else content.path
+        return None if source is None else SmallFile(self.slot.name, source=source)
+
+    def is_made(self, path: str) -> None:
+        """Tell the call."""
+        assert self._value.content is not None  # else there would have been no file to make
+        self.slot.has_file(self._value.content.size, 0, self._value.content)
+
+    def make(self, folder: StepFolder) -> None:
+        """Link to it, if it is on disk."""
+        if self._value.content is None:
+            self.slot.is_missing(self._value.reason or NOT_WRITTEN)
+        else:
+            folder.link(self.slot, self._value.content)
+
+    def when_possible(self, make: Callable[[], None]) -> None:
+        """Once a writer has read it."""
+        self._value.when_settled(make)
+
+    def lose(self) -> None:
+        """It is not this job's to lose."""
+
+
+class SavingFew:
+    """A `Job` that is collected until a thread takes it up: each slot alone would cost too much.
+
+    Args:
+        folder: the step's.
+        first: the first slot.
+    """
+
+    def __init__(self, folder: StepFolder, first: Few) -> None:
+        self.group = folder.group
+        self.started = False
+        self.nbytes = 0
+        self.storage: int | None = None
+        self._folder = folder
+        self._few = [first]
+        self._lock = threading.Lock()
+        self._open = 1
+
+    def takes(self, one: Few) -> bool:
+        """Take one more slot, unless that is too late."""
+        with pool().unless_started(self) as unstarted:
+            if unstarted and len(self._few) < _TOGETHER:
+                self._few.append(one)
+                return True
+        pool().wake()
+        return False
+
+    def run(self) -> bool:
+        """Make the files: those that can be made now in one go, the others each alone."""
+        few, self._few = self._few, []
+        if self.group.is_cancelled:
+            for one in few:
+                one.slot.is_missing(INTERRUPTED)
+            return self._ends()
+        try:
+            for one in self._left_over(few):
+                self._make_alone(one)
+        except Exception as error:
+            for one in few:
+                self._folder.breaks(one.slot, error)
+                one.lose()
+        return self._ends()
+
+    def _left_over(self, few: list[Few]) -> list[Few]:
+        """Make files in one go; give those that are not made."""
+        paths: dict[Content, str] = {}
+        files: list[SmallFile] = []
+        together: list[Few] = []
+        left: list[Few] = []
+        for one in few:
+            one.look_up(self._folder.store.contents)
+            file = one.file(paths)
+            if file is None:
+                left.append(one)
+                continue
+            if file.content and isinstance(one, SmallValue):
+                paths[one.content] = self._folder.path_of(one.slot)
+            files.append(file)
+            together.append(one)
+        errors = self._folder.make_small(files) if files else []
+        if errors is None:
+            return few
+        for one, error in zip(together, errors, strict=True):
+            if error:
+                left.append(one)
+            else:
+                one.is_made(self._folder.path_of(one.slot))
+        return left
+
+    def _make_alone(self, one: Few) -> None:
+        with self._lock:
+            self._open += 1
+        one.when_possible(lambda: self._make(one))
+
+    def _make(self, one: Few) -> None:
+        try:
+            one.make(self._folder)
+        except Exception as error:
+            self._folder.breaks(one.slot, error)
+        finally:
+            if self._ends():
+                pool().done(self)
+
+    def _ends(self) -> bool:
+        with self._lock:
+            self._open -= 1
+            return not self._open
