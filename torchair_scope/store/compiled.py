@@ -44,6 +44,7 @@ def kernels() -> ctypes.CDLL | None:
         part.argtypes, part.restype = [address, size, ctypes.c_double, address], None
     library.make_files.argtypes = [number, number, size, text, text, address, text, address]
     library.make_files.restype = None
+    library.file_has.argtypes = [number, size, address, size]
     library.bits_hash.argtypes = [address, size, address, size, size]
     library.checksum.argtypes = [address, size, address]
     library.bits_hash.restype = library.checksum.restype = ctypes.c_uint64

@@ -213,6 +213,19 @@ uint64_t checksum(const uint8_t *data, size_t size, const uint64_t *keys) {
     return all;
 }
 
+/* Whether a file has these bytes at a place in it: 1 or 0, and -1 if it cannot be read. */
+int file_has(int descriptor, size_t offset, const char *data, size_t size) {
+    char block[1 << 16];
+    while (size) {
+        ssize_t count = pread(descriptor, block, size < sizeof block ? size : sizeof block, offset);
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) return count ? -1 : 0;
+        if (memcmp(block, data, count)) return 0;
+        offset += count, data += count, size -= count;
+    }
+    return 1;
+}
+
 static int write_file(int folder, int mode, const char *temporary, const char *name,
                       const char *content, size_t size) {
     int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, error = 0;

@@ -69,6 +69,14 @@ def checksum(data: Array) -> int | None:
     return int(library.checksum(data.ctypes.data, data.size, _KEYS.ctypes.data))
 
 
+def file_has(descriptor: int, offset: int, data: Array) -> bool | None:
+    """Whether an open file has these bytes at a place in it; False if it cannot be read."""
+    library = kernels()
+    if library is None:
+        return None
+    return bool(library.file_has(descriptor, offset, data.ctypes.data, data.size) == 1)
+
+
 def make_files(folder: int, files: Sequence[SmallFile], temporary: str) -> list[int] | None:
     """Make files in an open folder, each whole or not at all; give the number of each one's error.
 

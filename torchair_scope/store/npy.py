@@ -188,7 +188,7 @@ def has_no_links(error: OSError) -> bool:
 
 def holds(path: str, value: Npy) -> bool:
     """Whether a file has exactly these bytes."""
-    header, data = value.header, value.data.data
+    header, data = value.header, value.data
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -198,14 +198,19 @@ def holds(path: str, value: Npy) -> bool:
             return False
         if os.pread(descriptor, len(header), 0) != header:
             return False
-        block = memoryview(bytearray(min(_BLOCK, len(data))))
-        for start in range(0, len(data), _BLOCK):
-            expected = data[start : start + _BLOCK]
-            count = os.preadv(descriptor, [block], len(header) + start)
-            if count < len(expected) or block[: len(expected)] != expected:
-                return False
-        return True
+        same = native.file_has(descriptor, len(header), data)
+        return _has(descriptor, len(header), data) if same is None else same
     except OSError:
         return False
     finally:
         os.close(descriptor)
+
+
+def _has(descriptor: int, offset: int, data: Array) -> bool:
+    block = np.empty(min(_BLOCK, len(data)), dtype=np.uint8)
+    for start in range(0, len(data), _BLOCK):
+        expected = data[start : start + _BLOCK]
+        count = os.preadv(descriptor, [block.data], offset + start)
+        if count < len(expected) or not np.array_equal(block[: len(expected)], expected):
+            return False
+    return True
