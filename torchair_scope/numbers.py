@@ -20,6 +20,11 @@ class Numbers:
     def __contains__(self, number: int) -> bool:
         return any(number in part for part in self.parts)
 
+    @property
+    def first(self) -> int:
+        """The smallest of them; 0 if there is none."""
+        return min((part[0] for part in self.parts if part), default=0)
+
     def __str__(self) -> str:
         return "|".join(map(_text, self.parts))
 

@@ -73,6 +73,19 @@ def write_chain(path):
     step.finish()
 
 
+LONG_OPERATOR = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+
+
+def write_long_names(path):
+    node = "_scaled_dot_product_flash_attention_for_cpu_backward_1234"
+    source = {"file": "/model/modelling_with_a_long_name.py", "line": 12345, "code": "x"}
+    facts = {"scope": "encoder_of_the_model/layer_12/self_attention", "source": source}
+    step = open_run(path).graph(1, {"direction": "backward"}).begin_step()
+    value = torch.ones(2, 16, 1, 8, 4)
+    step.begin_call(node, LONG_OPERATOR, (value,), {}, facts).finish((value, value + 1, value))
+    step.finish()
+
+
 @pytest.fixture(scope="module", params=["light", "dark"])
 def opened(request, browser, report):
     """The open report; it is a failure if the console has anything to say."""
@@ -110,6 +123,37 @@ def test_the_first_wrong_operator_is_seen_without_scrolling(page):
         assert box["y"] >= 0
         assert box["y"] + box["height"] <= HEIGHT
         assert box["x"] + box["width"] <= WIDTH
+
+
+def test_all_columns_are_seen_without_scrolling(page):
+    assert_all_columns_are_seen(page)
+
+
+def test_all_columns_are_seen_where_names_are_long(browser, tmp_path):
+    for side in ("golden", "target"):
+        write_long_names(tmp_path / side)
+    comparison = torchair_scope.compare(tmp_path / "golden", tmp_path / "target")
+    report = write_report(comparison, tmp_path / "report.html")
+    page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+    page.goto(report.as_uri())
+    assert_all_columns_are_seen(page)
+    operator = page.locator("#calls tbody td:nth-child(4)").first
+    assert operator.get_attribute("title") == operator.inner_text() == LONG_OPERATOR
+    page.close()
+
+
+def assert_all_columns_are_seen(page):
+    table = page.locator("#scroll")
+    assert table.evaluate("box => box.scrollWidth <= box.clientWidth")
+    edge = table.bounding_box()["x"] + table.evaluate("box => box.clientLeft + box.clientWidth")
+    assert edge <= WIDTH
+    for row in ("thead tr", "tbody tr"):
+        boxes = page.locator(f"#calls {row}").first.locator("th, td").all()
+        assert len(boxes) == 11
+        assert all(box.bounding_box()["x"] + box.bounding_box()["width"] <= edge for box in boxes)
+    for head in page.locator("#calls th").all():
+        width = head.evaluate("cell => [cell.scrollWidth, cell.clientWidth]")
+        assert width[0] <= width[1], head.inner_text()
 
 
 def test_every_operator_is_a_point_of_the_chart(page):

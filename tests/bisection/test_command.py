@@ -18,7 +18,7 @@ from tests.bisection import faults
 from tests.support.encoder import encoder
 
 compiler = faults.FaultyCompiler("aten.gelu.default", 1, faults.scaled)
-backend = compiler if sys.argv[1:] == ["wrong"] else "aot_eager"
+backend = compiler if "wrong" in sys.argv else "aot_eager"
 model = torch.compile(encoder(2, 8), backend="torchair_scope", options={{"backend": backend}})
 with open("started", "a") as started:
     started.write("x")
@@ -82,3 +82,25 @@ def test_a_command_that_there_is_not_is_an_error(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "no-such-command" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_place_is_given_to_the_program_from_outside(tmp_path: Path, program: Path) -> None:
+    command = ["--", sys.executable, program, "wrong", "twice"]
+    places = ["--module", "0", "--source", "encoder.py"]
+    ended = bisect("-o", tmp_path / "found", *places, *command)
+    assert ended.returncode == 0, ended.stderr
+    nowhere = bisect("-o", tmp_path / "other", "--module", "decoder", *command)
+    assert nowhere.returncode == 2
+    assert "is in module decoder" in nowhere.stderr
+
+
+def test_what_cannot_be_golden_or_a_place_is_an_error_before_the_program_runs(
+    tmp_path: Path, program: Path
+) -> None:
+    for option, value in (("--golden", "no_dump"), ("--source", "model.py:9-1")):
+        ended = bisect("-o", tmp_path / "found", option, value, "--", sys.executable, program)
+        assert ended.returncode == 2
+        assert value in ended.stderr
+        assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "started").exists()

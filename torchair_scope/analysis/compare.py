@@ -119,8 +119,19 @@ def _pair(
         whole.only_golden.extend(pairing.only_golden)
         whole.only_target.extend(pairing.only_target)
     golden_ranks, target_ranks = ([pair[side] for pair in ranks] for side in (0, 1))
-    notes = [*_notes("golden", golden, golden_ranks), *_notes("target", target, target_ranks)]
+    notes = [*_other_world_sizes(golden, target)]
+    notes += [*_notes("golden", golden, golden_ranks), *_notes("target", target, target_ranks)]
     return whole, notes
+
+
+def _other_world_sizes(golden: Dump, target: Dump) -> Iterator[str]:
+    sizes = [sorted({rank.world_size for rank in dump.ranks}) for dump in (golden, target)]
+    if sizes[0] != sizes[1]:
+        told = [" and ".join(map(str, each)) for each in sizes]
+        yield (
+            f"golden is of a run of {told[0]} processes, target of one of {told[1]}: ranks are "
+            "paired by number, and may have had other parts of the model or of its inputs"
+        )
 
 
 def _notes(side: str, dump: Dump, paired: Sequence[Rank]) -> Iterator[str]:

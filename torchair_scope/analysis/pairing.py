@@ -22,6 +22,10 @@ RULES: dict[Rule, str] = {
 }
 
 
+# A step of one side may have so many times the calls of the other's: compilers take some apart.
+_AS_LONG = 1.5
+
+
 class CallPair(NamedTuple):
     """A golden call, the target's call that it is, and how that is known."""
 
@@ -43,13 +47,15 @@ def pair_calls(golden: Sequence[Call], target: Sequence[Call]) -> Pairing:
     """Pair the calls of two runs of one process each.
 
     Calls are laid out in lines, one for each direction and outermost scope that both sides know,
-    in the order in which they ran. Graph and step numbers play no part: one side may have one
-    graph for what the other cuts into several, or ran in eager code.
+    in the order in which they ran. Graph numbers play no part: one side may have one graph for
+    what the other cuts into several, or ran in eager code. Step numbers do where one side lacks
+    some, and those that both have are about equally long: then no step takes another's place.
     """
     sides = [_lines(golden, target), _lines(target, golden)]
     pairing = Pairing()
     for key in sorted({*sides[0], *sides[1]}, key=str):
-        _pair_line(sides[0].get(key, []), sides[1].get(key, []), pairing)
+        for golden_row, target_row in _rows(sides[0].get(key, []), sides[1].get(key, [])):
+            _pair_line(golden_row, target_row, pairing)
     for calls in (pairing.only_golden, pairing.only_target):
         calls.sort(key=execution_order)
     pairing.pairs.sort(key=lambda pair: execution_order(pair.target))
@@ -86,6 +92,26 @@ def _lines(calls: Sequence[Call], others: Sequence[Call]) -> dict[Line, list[Cal
         line = direction_of(call) if directed else None, scope if scope in shared else None
         lines[line].append(call)
     return lines
+
+
+def _rows(golden: list[Call], target: list[Call]) -> Iterator[tuple[list[Call], list[Call]]]:
+    """A line as a whole, or a step at a time if one side lacks some steps."""
+    sides = _by_step(golden), _by_step(target)
+    shared = sides[0].keys() & sides[1].keys()
+    lengths = [sorted((len(sides[0][step]), len(sides[1][step]))) for step in shared]
+    alike = all(longer < shorter * _AS_LONG for shorter, longer in lengths)
+    if not shared or not alike or sides[0].keys() == sides[1].keys():
+        yield golden, target
+        return
+    for step in sorted({*sides[0], *sides[1]}):
+        yield sides[0].get(step, []), sides[1].get(step, [])
+
+
+def _by_step(calls: list[Call]) -> dict[int, list[Call]]:
+    steps: dict[int, list[Call]] = defaultdict(list)
+    for call in calls:
+        steps[call.step.number].append(call)
+    return steps
 
 
 def _outermost(call: Call) -> str | None:

@@ -110,6 +110,10 @@ class Folder:
         """A folder in it; it need not exist."""
         return Folder(f"{self.url.rstrip('/')}/{name}")
 
+    def absolute(self) -> Folder:
+        """The same for a process that is in another folder."""
+        return self if is_remote(self.url) else Folder(os.path.abspath(self.url))
+
     def parent(self) -> Folder:
         """The local folder that it is in."""
         return Folder(os.path.normpath(os.path.join(self.url, os.pardir)))

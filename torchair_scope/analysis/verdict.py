@@ -237,14 +237,15 @@ def _from_outside(results: Iterable[CallResult]) -> Iterator[tuple[CallResult, s
 def _is_computed(result: CallResult, slot: str, earlier: Sequence[CallResult]) -> bool:
     tensor = result.pair.target.tensors[slot]
     return any(
-        _same_values(tensor, output)
+        same_values(tensor, output)
         for before in reversed(earlier)
         for output in before.pair.target.outputs.values()
         if output.size == tensor.size
     )
 
 
-def _same_values(one: Tensor, other: Tensor) -> bool:
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same; not if one of them cannot be read."""
     if one.identity is not None and one.identity == other.identity:
         return True
     try:

@@ -34,6 +34,22 @@ def bisect(
     folder: Annotated[
         Path, typer.Option("-o", help="the runs' findings; an interrupted bisection is resumed")
     ] = Path("bisect"),
+    golden: Annotated[
+        str | None,
+        typer.Option(metavar="DUMP", help="a dump of a right run on the same inputs; or a URL"),
+    ] = None,
+    module: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="look in this module only, as 'layers.3*'"),
+    ] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LINES", help="at what comes from these lines, as model.py:40-60"),
+    ] = None,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODES", help="at these nodes of a graph, as add_1..mul_3"),
+    ] = None,
     steps: Annotated[
         str, typer.Option(help='which runs of each graph are judged, as "0|3-5"')
     ] = "0",
@@ -52,7 +68,16 @@ def bisect(
                 console.print(_told_of_run(state, runs), soft_wrap=True)
 
         found = bisect_command(
-            program, folder=folder, steps=steps, pieces=pieces, limit=limit, progress=told
+            program,
+            folder=folder,
+            golden=golden,
+            module=module or (),
+            source=source or (),
+            nodes=nodes or (),
+            steps=steps,
+            pieces=pieces,
+            limit=limit,
+            progress=told,
         )
     _print(console, found)
     if as_machine:
@@ -88,10 +113,13 @@ def _told_of_run(state: State, runs: int) -> str:
     if finding is None:
         return ""
     ends = dict.fromkeys(finding.nodes[index]["name"] for index in (0, -1))
+    error = _figure(finding.error)
+    off = f"off by {error}, in eager mode by {_figure(finding.here)}"
+    if finding.judged_by == "golden":
+        off = f"off by {error} from the golden dump"
     return (
         f"run {runs}: {_left(state)} of {finding.operators} operators of the {finding.direction} "
-        f"graph: off by {_figure(finding.error)}, in eager mode by {_figure(finding.here)}: "
-        + escape(" … ".join(ends))
+        f"graph: {off}: {escape(' … '.join(ends))}"
     )
 
 
@@ -102,6 +130,7 @@ def _figure(error: float | None) -> str:
 def _print(console: rich.console.Console, found: Bisection) -> None:
     lines = [f"[bold]{escape(str(found))}[/bold]"]
     lines += [f"  {escape(_placed(node))}" for node in found.operators]
+    lines += [f"  note: {escape(note)}" for note in found.notes]
     lines += [f"{found.runs} runs; what each has found is in {escape(str(found.folder))}"]
     console.print("\n".join(lines), soft_wrap=True)
 
@@ -118,5 +147,6 @@ def _plain(found: Bisection) -> dict[str, Any]:
         "runs": found.runs,
         "decisive": asdict(found.decisive) if found.decisive else None,
         "folder": str(found.folder),
+        "notes": list(found.notes),
         "text": str(found),
     }

@@ -55,6 +55,7 @@ def after(state: State, findings: Sequence[Finding]) -> State:
 
     The first piece that differs is the next suspect. If none does although their union did, the
     cuts themselves have changed what the compiler makes of it, and it cannot be narrowed further.
+    Nor can what could not be cut, since the golden dump has no values inside.
 
     Args:
         state: before the run.
@@ -64,7 +65,9 @@ def after(state: State, findings: Sequence[Finding]) -> State:
     wrong = next((finding for finding in inside if finding.verdict == "differs"), None)
     if wrong is not None:
         suspect = Suspect(wrong.graph, wrong.start, wrong.stop)
-        return State(suspect, wrong, "found" if wrong.stop - wrong.start <= 1 else None)
+        if wrong.stop - wrong.start <= 1:
+            return State(suspect, wrong, "found")
+        return State(suspect, wrong, "hidden" if suspect == state.suspect else None)
     if state.suspect is not None:
         return State(state.suspect, state.decisive, "hidden" if inside else "unknown")
     agree = any(finding.verdict == "agrees" for finding in inside)

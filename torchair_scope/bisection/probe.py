@@ -6,27 +6,22 @@ import hashlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
-from torchair_scope.analysis.operators import NotReplayableError
-from torchair_scope.analysis.rerun import Finding as Judgement
-from torchair_scope.analysis.rerun import Rerun, Result, judge
-from torchair_scope.bisection.again import RegionRun
-from torchair_scope.bisection.pieces import Pieces, cut_at
-from torchair_scope.bisection.plan import Finding, Plan, Verdict, in_force, tell
+from torchair_scope.bisection.golden import GoldenGraph, golden_rank
+from torchair_scope.bisection.judging import Piece
+from torchair_scope.bisection.pieces import Pieces, cut_at, moved, operators_of
+from torchair_scope.bisection.places import told_of
+from torchair_scope.bisection.plan import Finding, Plan, in_force, tell, tell_of_places
 from torchair_scope.capture import nodes
 from torchair_scope.capture.compiler import Direction, Scoper
 from torchair_scope.capture.cut import CutGraph, Part
-from torchair_scope.capture.extract import extract
 from torchair_scope.capture.interpreter import StepSink, Unsaved
-from torchair_scope.capture.partition import Region
 from torchair_scope.capture.parts import PieceCompiler, RegionCompiler
 from torchair_scope.capture.symbols import bind_symbols
-from torchair_scope.store.arrays import UnsavableTensorError, to_numpy
 
 # So many nodes of a piece are listed in a finding.
 _LISTED = 8
@@ -55,15 +50,36 @@ class Prober(Scoper):
         pieces: PieceCompiler,
     ) -> Any:
         """Compile one ATen graph as a whole, which also gives what flows between its pieces."""
-        plan, key = in_force(), _key(gm, direction)
+        plan = in_force()
+        digest, number = _recognised(gm)
+        key = f"{direction}-{digest}-{number}"
         if plan is None or not plan.wants(key):
             return pieces.whole(gm, example_inputs)
+        operators = operators_of(gm.graph)
+        cuts = plan.cuts.get(key, ())
+        judged = [(cuts[0], cuts[-1])] if cuts else plan.places.ranges(operators)
+        if plan.places:
+            tell_of_places(plan, {**told_of(operators), "judged": judged})
+        if not judged:
+            return pieces.whole(gm, example_inputs)
+        golden = _golden(plan, operators, direction, number - 1)
+        if golden is not None and plan.between_golden:
+            step = plan.selected.first
+            cuts = moved(cuts, operators, lambda node: golden.knows(node, step))
         bind_symbols(gm.graph)
-        cut = cut_at(gm.graph, plan.cuts.get(key, ()))
+        cut = cut_at(gm.graph, {*cuts, *itertools.chain(*judged)}, judged)
         compiled = RegionCompiler(gm, example_inputs, pieces).part(cut.whole)
-        judged = _JudgedGraph(gm, plan, key, direction, cut, compiled)
-        part = Part(judged.run, compiled.inputs, compiled.outputs)
-        return CutGraph(gm, [part], judged)
+        judge = _JudgedGraph(gm, plan, key, direction, cut, compiled, golden)
+        part = Part(judge.run, compiled.inputs, compiled.outputs)
+        return CutGraph(gm, [part], judge)
+
+
+def _golden(
+    plan: Plan, operators: Sequence[fx.Node], direction: Direction, twin: int
+) -> GoldenGraph | None:
+    if plan.golden is None:
+        return None
+    return GoldenGraph(golden_rank(plan.golden), operators, direction, twin)
 
 
 _seen: Counter[str] = Counter()
@@ -75,13 +91,13 @@ def forget_graphs() -> None:
     _seen.clear()
 
 
-def _key(gm: fx.GraphModule, direction: Direction) -> str:
-    """What a graph can be recognised by when the program runs again."""
+def _recognised(gm: fx.GraphModule) -> tuple[str, int]:
+    """What a graph is recognised by when the program runs again, and how many were like it."""
     text = ";".join(f"{node.name}={node.op}:{node.target}" for node in gm.graph.nodes)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     with _counting:
         _seen[digest] += 1
-        return f"{direction}-{digest}-{_seen[digest]}"
+        return digest, _seen[digest]
 
 
 class _Run:
@@ -109,14 +125,16 @@ class _JudgedGraph:
         direction: Direction,
         cut: Pieces,
         compiled: Part,
+        golden: GoldenGraph | None,
     ) -> None:
         self._plan = plan
         self._key = key
         self._direction = direction
         self._cut = cut
         self._compiled = compiled
+        self._golden = golden
         self._pieces = {
-            stage: _Piece(gm, region, cut.copies) for stage, region in cut.regions.items()
+            stage: Piece(gm, region, cut.copies) for stage, region in cut.regions.items()
         }
         self._runs = itertools.count()
 
@@ -142,10 +160,9 @@ class _JudgedGraph:
         return value.clone() if node in self._cut.written else value
 
     def _finding(self, stage: int, step: int, values: Mapping[fx.Node, Any]) -> Finding:
-        piece, operators = self._pieces[stage], self._cut.operators
-        judgement = piece.judgement(values)
+        operators = self._cut.operators
         start, stop = self._cut.bounds[stage : stage + 2]
-        dumped, rerun = judgement.dumped, judgement.rerun
+        judged = self._pieces[stage].judged(values, self._golden, step)
         return Finding(
             graph=self._key,
             direction=self._direction,
@@ -153,22 +170,9 @@ class _JudgedGraph:
             start=start,
             stop=stop,
             operators=len(operators),
-            verdict=_verdict(judgement),
-            reason=judgement.reason,
-            error=dumped.max_relative if dumped else None,
-            here=rerun.max_relative if rerun else None,
-            value=judgement.slot and piece.value_in(judgement.slot),
             nodes=_listed(operators[start:stop]),
+            **vars(judged),
         )
-
-
-def _verdict(judgement: Judgement) -> Verdict:
-    if judgement.verdict == "bug":
-        return "differs"
-    # Many operators can take each other far from the reference; that a run here is as far says
-    # that this is no fault of the compiled code.
-    as_far = judgement.dumped is not None and judgement.rerun is not None
-    return "agrees" if judgement.verdict == "rounding" or as_far else "unknown"
 
 
 def _listed(operators: Sequence[fx.Node]) -> tuple[Mapping[str, Any], ...]:
@@ -185,35 +189,3 @@ def _described(node: fx.Node) -> dict[str, Any]:
         "module": nodes.module_of(node),
         "source": source._asdict() if source else None,
     }
-
-
-class _Piece:
-    """A piece of a graph, and how it is judged."""
-
-    def __init__(
-        self, gm: fx.GraphModule, region: Region, copies: Mapping[fx.Node, fx.Node]
-    ) -> None:
-        piece = extract(gm, region)
-        self._inputs = [copies.get(node, node) for node in piece.inputs]
-        self._outputs = piece.outputs
-        self._run = RegionRun(piece.module)
-
-    def judgement(self, values: Mapping[fx.Node, Any]) -> Judgement:
-        """Judge what the compiled code has made of this piece, given all that has flowed."""
-        given = tuple(values[node] for node in self._inputs)
-        run = Rerun(self._run, (given, {}), "")
-        try:
-            return judge(dict(self._results(values)), run, torch.float64)
-        except (NotReplayableError, UnsavableTensorError) as error:
-            return Judgement("cannot", str(error))
-
-    def _results(self, values: Mapping[fx.Node, Any]) -> Iterator[tuple[str, Result]]:
-        for index, node in enumerate(self._outputs):
-            value = values[node]
-            if isinstance(value, torch.Tensor):
-                dtype = str(value.dtype).removeprefix("torch.")
-                yield f"OUTPUT.{index}", Result(dtype, tuple(value.shape), to_numpy(value))
-
-    def value_in(self, slot: str) -> str:
-        """The node whose value a slot of a judgement is."""
-        return self._outputs[int(slot.rpartition(".")[2])].name

@@ -49,8 +49,8 @@ def _order(traced: Any) -> list[int] | None:
     """The dimensions of a dense tensor from the largest stride to the smallest, else None."""
     if not isinstance(traced, torch.Tensor) or traced.layout is not torch.strided:
         return None
-    sizes = [_hint(size) for size in traced.shape]
-    strides = [_hint(stride) for stride in traced.stride()]
+    sizes = [hint(size) for size in traced.shape]
+    strides = [hint(stride) for stride in traced.stride()]
     if None in sizes or None in strides:
         return None
     order = sorted(range(traced.dim()), key=lambda dim: (-strides[dim], -sizes[dim]))
@@ -62,7 +62,7 @@ def _order(traced: Any) -> list[int] | None:
     return order
 
 
-def _hint(size: Any) -> Any:
+def hint(size: Any) -> Any:
     """The size itself, or what a symbolic one was while tracing, without a guard on it."""
     if isinstance(size, int):
         return size

@@ -60,13 +60,20 @@ def is_of_forward(node: torch.fx.Node) -> bool:
 
 def source_of(node: torch.fx.Node) -> Source | None:
     """The innermost line of code outside torch in the node's stack trace, else the innermost."""
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    if not frames:
-        return None
-    of_the_user = [frame for frame in frames if not frame["file"].startswith(_TORCH)]
-    innermost = (of_the_user or frames)[-1]
-    code = (innermost["code"] or "").strip()
-    return Source(innermost["file"], int(innermost["line"]), code)
+    of_the_user, all_lines = stack_of(node), _lines_of(node)
+    return (of_the_user or all_lines)[-1] if all_lines else None
+
+
+def stack_of(node: torch.fx.Node) -> list[Source]:
+    """The lines of code outside torch in the node's stack trace, outermost first."""
+    return [line for line in _lines_of(node) if not line.file.startswith(_TORCH)]
+
+
+def _lines_of(node: torch.fx.Node) -> list[Source]:
+    frames = _FRAME.finditer(node.meta.get("stack_trace") or "")
+    return [
+        Source(frame["file"], int(frame["line"]), (frame["code"] or "").strip()) for frame in frames
+    ]
 
 
 def module_of(node: torch.fx.Node) -> str | None:

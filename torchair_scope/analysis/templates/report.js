@@ -1,12 +1,13 @@
 "use strict";
 const page = JSON.parse(document.getElementById("data").textContent);
+// Name, title and width: columns of longer texts have shares of the table.
 const COLUMNS = [
-  ["id", "#"], ["role", "role"], ["call", "call"], ["operator", "operator"], ["scope", "scope"],
-  ["source", "source"], ["shape", "shape"], ["input", "input"], ["output", "output"],
-  ["bad", "NaN/Inf"], ["rule", "paired by"],
+  ["id", "#", "46px"], ["role", "role", "70px"], ["call", "call", "14%"], ["operator", "operator", "17%"],
+  ["scope", "scope", "9%"], ["source", "source", "10.5%"], ["shape", "shape", "7%"], ["input", "input", "64px"],
+  ["output", "output", "68px"], ["bad", "NaN/Inf", "76px"], ["rule", "paired by", "80px"],
 ];
 const NUMBERS = new Set(["id", "input", "output", "bad"]);
-const AT_ONCE = 200;
+const AT_ONCE = 100;
 const state = { sort: "id", down: false, query: "", scope: "", rows: page.rows, drawn: 0, chosen: page.first };
 
 const element = (tag, text, className) => {
@@ -83,9 +84,14 @@ function drawMore() {
     const line = element("tr");
     line.tabIndex = 0;
     line.dataset.id = row.id;
-    for (const [name] of COLUMNS) {
+    for (const [name, , width] of COLUMNS) {
       const className = name === "role" ? row.role : NUMBERS.has(name) ? "number" : "";
-      line.append(element("td", NUMBERS.has(name) ? short(row[name]) : row[name], className));
+      const text = NUMBERS.has(name) ? short(row[name]) : row[name];
+      const cell = line.appendChild(element("td", width.endsWith("%") ? null : text, className));
+      if (width.endsWith("%")) {
+        cell.append(element("div", text));
+        cell.title = text;
+      }
     }
     body.append(line);
   }
@@ -149,7 +155,7 @@ function choose(id) {
 }
 
 const head = document.querySelector("#calls thead tr");
-for (const [name, title] of COLUMNS) {
+for (const [name, title, width] of COLUMNS) {
   const button = element("button", title);
   button.dataset.name = name;
   button.dataset.title = title;
@@ -158,7 +164,9 @@ for (const [name, title] of COLUMNS) {
     state.sort = name;
     fill();
   });
-  head.appendChild(element("th")).append(button);
+  const cell = head.appendChild(element("th"));
+  cell.style.width = width;
+  cell.append(button);
 }
 document.getElementById("search").addEventListener("input", (event) => { state.query = event.target.value; fill(); });
 document.querySelectorAll("[data-scope]").forEach((button) => button.addEventListener("click", () => { state.scope = button.dataset.scope; fill(); }));
