@@ -362,3 +362,38 @@ def test_of_an_operator_that_changes_an_argument_both_values_are_dumped(compiled
     assert call.record["operator"] == "scope_tests.add_to.default"
     torch.testing.assert_close(call.load_outputs()[1], x.sin())
     assert torch.equal(call.load_args()[1]["_all_bases"][0], torch.zeros(3))
+
+
+@pytest.mark.parametrize("engine", ["tap", "interpret"])
+def test_of_a_compiler_that_tells_strides_of_its_outputs_only_those_of_the_graph_count(
+    compiled, dump_path, engine
+):
+    """The backward is compiled for what the forward has told of what it saves."""
+
+    def telling(gm, example_inputs):
+        told = torch._guards.TracingContext.get().output_strides
+        if told is not None:
+            assert told == []  # Inductor, too, expects to be asked for a whole graph.
+            (outputs,) = next(iter(reversed(gm.graph.nodes))).args
+            told += [node.meta["val"].stride() for node in outputs]
+
+        def run(*args):
+            for value, traced in zip(args, example_inputs, strict=True):
+                assert value.stride() == traced.stride()
+            return gm(*args)
+
+        return run
+
+    def project(x, weight):
+        h = torch.tanh(x @ weight)
+        with torchair_scope.scope.data_dump():
+            y = torch.sin(h).t() @ h
+        return (y * torch.exp(h.t() @ h)).t().sum(-1)
+
+    x, weight = torch.randn(6, 4), torch.randn(4, 3, requires_grad=True)
+    y = compiled(project, telling, engine=engine)(x, weight)
+    y.sum().backward()
+    assert torch.equal(y, project(x, weight))
+    gradient = torch.autograd.grad(project(x, weight).sum(), weight)[0]
+    torch.testing.assert_close(weight.grad, gradient)
+    assert calls_of(dump_path)

@@ -26,6 +26,7 @@ from torchair_scope.capture.interpreter import StepSink, Unsaved
 from torchair_scope.capture.partition import Region
 from torchair_scope.capture.parts import PieceCompiler, RegionCompiler
 from torchair_scope.capture.symbols import bind_symbols
+from torchair_scope.capture.tags import Tag
 from torchair_scope.store.arrays import UnsavableTensorError, to_numpy
 
 # So many nodes of a piece are listed in a finding.
@@ -93,6 +94,10 @@ class _Run:
     def begin_call(self, *call: Any) -> Unsaved:
         """Save nothing."""
         return Unsaved()
+
+    def saves(self, tag: Tag | None) -> bool:
+        """No scope's."""
+        return False
 
     def finish(self) -> None:
         """Save nothing."""
