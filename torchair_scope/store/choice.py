@@ -55,11 +55,13 @@ class Chosen:
         if self._choice.data == "stats" or lost is not None:
             return
         part = self._part(tensor, description)
-        is_there = self._step.files.seem_to_have(part)
-        size = 0 if is_there else part.numel() * _bytes_in_file(part) + _HEADER
+        found = self._step.files.look_up(call, slot, part)
+        if found is None:
+            return
+        size = 0 if found.hint is not None else part.numel() * _bytes_in_file(part) + _HEADER
         refused = self._make_room(call, slot, size)
         if refused is None:
-            self._step.files.keep_tensor(call, slot, part, description)
+            self._step.files.keep(call, slot, found)
             return
         description.pop("sample", None)
         if self._choice.data == "tensors":

@@ -102,18 +102,21 @@ class Value(Awaited):
         self.checksum = checksum
         self.content: Content | None = None
         self.reason: str | None = None
+        self._is_there_in: object = None
 
     def settle(self, content: Content | None, reason: str | None = None) -> None:
         """Say what it is, or why it is not on disk."""
         self.content, self.reason = content, reason
         self._settle()
 
-    def may_be_linked_to(self) -> bool:
-        """Whether there is a file, or will be one."""
-        if not self.is_settled:
-            return True
-        path = self.content.path if self.content is not None else None
-        return path is not None and os.path.exists(path)
+    def may_be_linked_to(self, step: object) -> bool:
+        """Whether there is a file, or will be one; looked up once in a step."""
+        if self.is_settled and self._is_there_in is not step:
+            path = self.content.path if self.content is not None else None
+            if path is None or not os.path.exists(path):
+                return False
+            self._is_there_in = step
+        return True
 
 
 class Contents:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from torchair_scope.store import layout
+from torchair_scope.store import layout, process
 from torchair_scope.store.arrays import Array
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSYS)
@@ -120,7 +120,7 @@ def copy_npy(source: str, folder: Folder, name: str) -> int:
 
 
 def _made(folder: Folder, name: str, fill: Callable[[int], int]) -> int:
-    temporary = f".{os.getpid()}-{next(_temporary_number)}.part"
+    temporary = f".{process.number()}-{next(_temporary_number)}.part"
     descriptor, at = _create(folder, temporary)
     try:
         try:

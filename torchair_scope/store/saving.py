@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _INTERRUPTED = "the run was interrupted before it was written"
+_NOT_WRITTEN = "not written"
+# So many small values are written by one job.
+_TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -147,14 +152,18 @@ class Source:
         arrival: of a copy from a device, which has to be waited for.
         is_lent: whether it is the model's own tensor, and may be written to later.
         hint: the value that it most likely is.
-        found: what `Contents.find` has said of it, if that was asked already.
+        is_unwritten: whether the memory is as it was when it had that value, if that can be told.
     """
 
     data: torch.Tensor | Array
     arrival: Arrival | None = None
     is_lent: bool = False
     hint: Value | None = None
-    found: tuple[Content, bool] | None = None
+    is_unwritten: Callable[[], bool] | None = None
+
+    def is_hint(self) -> bool:
+        """Whether it is known, by no more than a reading of memory, to be that value."""
+        return self.hint is not None and self.is_unwritten is not None and self.is_unwritten()
 
     def npy(self) -> Npy:
         """The value as its file has it."""
@@ -172,7 +181,8 @@ class Saving:
     def __init__(self, folder: StepFolder, slot: Slot, value: Value, source: Source) -> None:
         self.group = folder.group
         self.started = False
-        self.nbytes = source.data.nbytes
+        # What is on disk most likely is never copied.
+        self.nbytes = 0 if source.hint is not None else source.data.nbytes
         self.storage: int | None = None
         if source.is_lent and isinstance(source.data, torch.Tensor):
             self.storage = _torch_private.storage_address(source.data)
@@ -186,6 +196,8 @@ class Saving:
         address = self.storage
         if address is None:
             return
+        if self._source.is_hint():  # It is read now, and need not be any more.
+            return
         with pool().unless_started(self) as unstarted:
             data = self._source.data
             if unstarted and isinstance(data, torch.Tensor):
@@ -198,12 +210,12 @@ class Saving:
         """Read the value; with a hint or an equal content, link to that."""
         if self.group.is_cancelled:
             self._slot.is_missing(_INTERRUPTED)
-            content, is_new = self._source.found or (None, False)
-            if content is not None and is_new:
-                content.lose()
             self._value.settle(None, _INTERRUPTED)
             return True
         try:
+            hint = self._source.hint
+            if hint is not None and self._source.is_hint():
+                return self._is(hint)
             return self._save(self._source.npy())
         except UnsavableTensorError as error:
             self._folder.is_unsavable(self._slot, error)
@@ -219,12 +231,28 @@ class Saving:
         if hint is not None and hint.content is not None and hint.checksum == checksum(npy.data):
             self._settle(hint.checksum, self._folder.link(self._slot, hint.content, npy))
             return True
-        content, is_new = self._source.found or self._folder.store.contents.find(npy)
+        content, is_new = self._folder.store.contents.find(npy)
         if is_new:
             self._settle(content.checksum, self._folder.write(self._slot, npy, content))
             return True
         content.when_settled(lambda: self._link_if_same(npy, content))
         return False
+
+    def _is(self, hint: Value) -> bool:
+        hint.when_settled(lambda: self._link_as(hint))
+        return False
+
+    def _link_as(self, hint: Value) -> None:
+        try:
+            if hint.content is None:
+                self._slot.is_missing(hint.reason or _NOT_WRITTEN)
+                self._value.settle(None, hint.reason)
+            else:
+                self._settle(hint.checksum, self._folder.link(self._slot, hint.content))
+        except Exception as error:
+            self._breaks(error)
+        finally:
+            pool().done(self)
 
     def _link_if_same(self, npy: Npy, content: Content) -> None:
         folder = self._folder
@@ -271,10 +299,76 @@ class Linking:
     def _link(self) -> None:
         try:
             if self._value.content is None:
-                self._slot.is_missing(self._value.reason or "not written")
+                self._slot.is_missing(self._value.reason or _NOT_WRITTEN)
             else:
                 self._folder.link(self._slot, self._value.content)
         except Exception as error:
             self._folder.breaks(self._slot, error)
         finally:
             pool().done(self)
+
+
+class SavingFew:
+    """A `Job`: small values, collected until a thread takes it up. Each alone would cost too much.
+
+    Args:
+        folder: the step's.
+        slot: the first one.
+        array: its value; it is not written to any more.
+    """
+
+    def __init__(self, folder: StepFolder, slot: Slot, array: Array) -> None:
+        self.group = folder.group
+        self.started = False
+        self.nbytes = 0
+        self.storage: int | None = None
+        self._folder = folder
+        self._values = [(slot, array)]
+        self._lock = threading.Lock()
+        self._open = 1
+
+    def takes(self, slot: Slot, array: Array) -> bool:
+        """Take one more value, unless that is too late."""
+        with pool().unless_started(self) as unstarted:
+            if unstarted and len(self._values) < _TOGETHER:
+                self._values.append((slot, array))
+                return True
+        pool().wake()
+        return False
+
+    def run(self) -> bool:
+        """Write what is new, and link to what is there."""
+        for slot, array in self._values:
+            try:
+                self._save(slot, Npy(array))
+            except Exception as error:
+                self._folder.breaks(slot, error)
+        return self._ends()
+
+    def _save(self, slot: Slot, value: Npy) -> None:
+        if self.group.is_cancelled:
+            slot.is_missing(_INTERRUPTED)
+            return
+        content, is_new = self._folder.store.contents.find(value)
+        if is_new:
+            self._folder.write(slot, value, content)
+        elif content.is_settled:
+            self._folder.link(slot, content, value)
+        else:  # Another thread is writing it.
+            with self._lock:
+                self._open += 1
+            content.when_settled(lambda: self._link_later(slot, value, content))
+
+    def _link_later(self, slot: Slot, value: Npy, content: Content) -> None:
+        try:
+            self._folder.link(slot, content, value)
+        except Exception as error:
+            self._folder.breaks(slot, error)
+        finally:
+            if self._ends():
+                pool().done(self)
+
+    def _ends(self) -> bool:
+        with self._lock:
+            self._open -= 1
+            return not self._open
