@@ -138,30 +138,6 @@ def test_sizes_of_dynamic_shapes_are_recorded_as_the_numbers_of_each_run(
     assert [call.load_args()[0][1] for call in views] == [[12], [20]]
 
 
-def test_buffers_that_compiled_code_uses_again_are_dumped_as_they_were_in_each_step(
-    compiled, dump_path
-):
-    buffers = {}
-
-    def with_static_buffers(gm, example_inputs):
-        def run(*args):
-            results = gm(*args)
-            kept = buffers.setdefault(id(gm), [torch.empty_like(each) for each in results])
-            for buffer, result in zip(kept, results, strict=True):
-                buffer.copy_(result)
-            return kept
-
-        return run
-
-    run = compiled(shift, with_static_buffers)
-    inputs = [torch.randn(2000) for _ in range(3)]
-    for x in inputs:
-        run(x)
-    sines = [call for call in calls_of(dump_path) if call.target == "aten.sin.default"]
-    for x, call in zip(inputs, sines, strict=True):
-        assert torch.equal(call.load_outputs(), x.relu().sin())
-
-
 @inners
 def test_both_engines_in_one_graph(compiled, dump_path, inner):
     def f(x):
