@@ -202,7 +202,10 @@ class Account:
                 if entry.scope == tag.scope:
                     return entry
         key = (tag.scope, tag.opened_at)
-        return self._entries.setdefault(key, Entry(*key))
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = Entry(*key)
+        return entry
 
     # Graphs
 

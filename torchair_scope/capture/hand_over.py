@@ -30,8 +30,17 @@ class HandOver:
         self, plan: Plan, saved: Mapping[str, SavedCall], gm: torch.fx.GraphModule
     ) -> None:
         self.inputs = plan.inputs
-        self._plan = plan
-        self._saved = saved
+        # What is the same in each run is looked up once.
+        self._derived = [(node, node.target, (node.args, node.kwargs)) for node in plan.derived]
+        self._calls = [
+            (
+                call.node.name,
+                target_name(call.node),
+                saved[call.node.name],
+                (call.args, call.kwargs, call.result),
+            )
+            for call in plan.calls
+        ]
         self._constants = {
             node: operator.attrgetter(str(node.target))(gm)
             for call in plan.calls
@@ -39,33 +48,31 @@ class HandOver:
             if isinstance(node, fx.Node) and node.op == "get_attr"
         }
 
-    def __call__(self, values: dict[fx.Node, Any], step: StepSink) -> None:
+    def __call__(self, given: Mapping[fx.Node, Any], step: StepSink) -> None:
         """Hand over one run.
 
         Args:
-            values: those of the plan's inputs and taps, and of the region's outputs.
+            given: values of the plan's inputs and taps, and of the region's outputs.
             step: the run.
         """
+        values = _Values(given)
         values.update(self._constants)
-        for node in self._plan.derived:
-            values[node] = _derive(node, values)
-        for call in self._plan.calls:
-            args, kwargs, result = fx.map_arg(
-                (call.args, call.kwargs, call.result), lambda used: _value(used, values)
-            )
-            name, target = call.node.name, target_name(call.node)
-            sink = step.begin_call(name, target, args, kwargs, self._saved[name])
-            sink.finish(result, {})
+        value_of = values.__getitem__
+        for node, target, arguments in self._derived:
+            values[node] = _derive(node, target, *fx.map_arg(arguments, value_of))
+        for name, target, saved, tree in self._calls:
+            args, kwargs, result = fx.map_arg(tree, value_of)
+            step.begin_call(name, target, args, kwargs, saved).finish(result, {})
 
 
-def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    return values[node] if node in values else NotHandedOut("it is made later than it is read")
+class _Values(dict[fx.Node, Any]):
+    def __missing__(self, node: fx.Node) -> NotHandedOut:
+        return NotHandedOut("it is made later than it is read")
 
 
-def _derive(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda used: _value(used, values))
+def _derive(node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
     try:
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return target(*args, **kwargs)
     except Exception as error:
         # Nothing of a dump may break a model.
         return NotHandedOut(f"{node.name} cannot be made of it, {type(error).__name__}: {error}")
