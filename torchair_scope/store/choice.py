@@ -10,7 +10,7 @@ import torch
 from torchair_scope.options import Data, Limit, Options
 from torchair_scope.samples import Sample
 from torchair_scope.store.arrays import Array, Description, UnsavableTensorError, plain_tensor
-from torchair_scope.store.budget import Budget
+from torchair_scope.store.budget import NOTHING_TO_SETTLE, Budget
 from torchair_scope.store.stand_in import stands_for
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ class Chosen:
         reserved = self._budget.reserve(size)
         if isinstance(reserved, str):
             return reserved
-        call.when_written(slot, reserved.settle)
+        if reserved is not NOTHING_TO_SETTLE:
+            call.when_written(slot, reserved.settle)
         return None
 
     def _say(self, call: Call, reason: str) -> None:

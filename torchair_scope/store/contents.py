@@ -158,11 +158,12 @@ class Links:
 
     Attributes:
         remark: what the user should know of it; None if all is well.
+        can_link: whether the file system has links, as far as is known.
     """
 
     def __init__(self) -> None:
         self.remark: str | None = None
-        self._can_link = True
+        self.can_link = True
         self._lock = threading.Lock()
 
     def make(self, content: Content, folder: Folder, name: str) -> int:
@@ -173,14 +174,14 @@ class Links:
         source = content.path
         if source is None:
             raise FileNotFoundError(errno.ENOENT, "the file to link to is gone", name)
-        if self._can_link:
+        if self.can_link:
             try:
                 npy.link(source, folder, name)
                 return 0
             except OSError as error:
                 if not self._has_refused(error):
                     raise
-        if self._can_link:
+        if self.can_link:
             return self._another(content, source, folder, name)
         return npy.copy_npy(source, folder, name)
 
@@ -201,7 +202,7 @@ class Links:
             )
             return True
         if npy.has_no_links(error):
-            self._can_link = False
+            self.can_link = False
             self.remark = (
                 "the file system has no hard links, so equal values are written again and again "
                 f"({error.strerror})"

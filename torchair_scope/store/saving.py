@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,12 @@ import torch
 
 from torchair_scope import _torch_private
 from torchair_scope.store.arrays import Array, UnsavableTensorError, to_numpy
-from torchair_scope.store.contents import Content, Value
+from torchair_scope.store.contents import Content, Contents, Value
 from torchair_scope.store.device import Arrival
 from torchair_scope.store.failures import report
 from torchair_scope.store.identity import checksum
-from torchair_scope.store.npy import Folder, Npy, write_npy
+from torchair_scope.store.native import SmallFile
+from torchair_scope.store.npy import Folder, Npy, make_small, write_npy
 from torchair_scope.store.pool import Group, pool
 
 if TYPE_CHECKING:
@@ -86,6 +87,35 @@ class StepFolder:
                 return content
         content.lose()
         return reason
+
+    def make_small(self, few: Sequence[_Small]) -> set[_Small]:
+        """Write or link small values in one go; give those that have their files then."""
+        if self._stopped is not None or not self.store.links.can_link:
+            return set()
+        paths: dict[Content, str] = {}
+        made, files = [], []
+        for small in few:
+            content, name = small.content, small.slot.name
+            if small.is_new:
+                paths[content] = f"{self._folder.path}/{name}"
+                files.append(SmallFile(name, small.value.header + small.value.data.tobytes()))
+                made.append(small)
+            elif (source := paths.get(content) or content.path) is not None:
+                files.append(SmallFile(name, source=source))
+                made.append(small)
+        try:
+            errors = make_small(self._folder, files)
+        except OSError:  # there can be no folder, which each file then says by its name
+            errors = None
+        if errors is None:
+            return set()
+        made = [small for small, error in zip(made, errors, strict=True) if not error]
+        for small in made:
+            size = small.value.size
+            small.slot.has_file(size, size if small.is_new else 0, small.content)
+            if small.is_new:
+                small.content.is_at(paths[small.content], size)
+        return set(made)
 
     def link(self, slot: Slot, content: Content, value: Npy | None = None) -> Content | str:
         """Give a slot the file of a content; `value` is written if that is gone."""
@@ -308,6 +338,26 @@ class Linking:
             pool().done(self)
 
 
+class _Small:
+    """A small value on its way to a file.
+
+    Attributes:
+        content: what it is.
+        is_new: whether no other value is that, or was: it has to be written.
+    """
+
+    content: Content
+    is_new: bool
+
+    def __init__(self, slot: Slot, value: Npy) -> None:
+        self.slot = slot
+        self.value = value
+
+    def look_up(self, contents: Contents) -> None:
+        """Say what it is."""
+        self.content, self.is_new = contents.find(self.value)
+
+
 class SavingFew:
     """A `Job`: small values, collected until a thread takes it up. Each alone would cost too much.
 
@@ -338,32 +388,42 @@ class SavingFew:
 
     def run(self) -> bool:
         """Write what is new, and link to what is there."""
-        for slot, array in self._values:
-            try:
-                self._save(slot, Npy(array))
-            except Exception as error:
-                self._folder.breaks(slot, error)
+        few = [_Small(slot, Npy(array)) for slot, array in self._values]
+        for small in few:
+            small.look_up(self._folder.store.contents)
+        try:
+            together = set() if self.group.is_cancelled else self._folder.make_small(few)
+        except Exception as error:
+            self._break(few, error)
+        else:
+            for small in few:
+                if small not in together:
+                    self._alone(small)
         return self._ends()
 
-    def _save(self, slot: Slot, value: Npy) -> None:
+    def _break(self, few: Sequence[_Small], error: Exception) -> None:
+        for small in few:
+            self._folder.breaks(small.slot, error)
+            if small.is_new:
+                small.content.lose()
+
+    def _alone(self, small: _Small) -> None:
         if self.group.is_cancelled:
-            slot.is_missing(_INTERRUPTED)
-            return
-        content, is_new = self._folder.store.contents.find(value)
-        if is_new:
-            self._folder.write(slot, value, content)
-        elif content.is_settled:
-            self._folder.link(slot, content, value)
-        else:  # Another thread is writing it.
+            small.slot.is_missing(_INTERRUPTED)
+            if small.is_new:
+                small.content.lose()
+        elif small.is_new:
+            self._folder.write(small.slot, small.value, small.content)
+        else:  # Another thread may be writing it.
             with self._lock:
                 self._open += 1
-            content.when_settled(lambda: self._link_later(slot, value, content))
+            small.content.when_settled(lambda: self._link(small))
 
-    def _link_later(self, slot: Slot, value: Npy, content: Content) -> None:
+    def _link(self, small: _Small) -> None:
         try:
-            self._folder.link(slot, content, value)
+            self._folder.link(small.slot, small.content, small.value)
         except Exception as error:
-            self._folder.breaks(slot, error)
+            self._folder.breaks(small.slot, error)
         finally:
             if self._ends():
                 pool().done(self)
