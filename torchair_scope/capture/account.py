@@ -202,10 +202,9 @@ class Account:
                 if entry.scope == tag.scope:
                     return entry
         key = (tag.scope, tag.opened_at)
-        entry = self._entries.get(key)
-        if entry is None:
-            entry = self._entries[key] = Entry(*key)
-        return entry
+        if key not in self._entries:
+            self._entries[key] = Entry(*key)
+        return self._entries[key]
 
     # Graphs
 
