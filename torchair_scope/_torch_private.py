@@ -11,6 +11,7 @@ import functools
 import importlib
 import itertools
 import os
+import random
 import sys
 import threading
 import types
@@ -26,6 +27,7 @@ Compiled = Callable[[list[Any]], Sequence[Any]]
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 InnerCompile = Callable[..., Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
 DecompositionTable = Mapping[Any, Callable[..., Any]]
 
 
@@ -656,7 +658,7 @@ def compile_piece_with_inductor(
         index for index, value in enumerate(output.args[0]) if isinstance(value, torch.fx.Node)
     ]
     graph_options["cudagraphs"] = private("torch._inductor.utils", "BoxedBool")(False)
-    with _output_strides_unreported():
+    with output_strides_unreported():
         return compile_whole_with_inductor(
             gm, list(example_inputs), joint_passes=joint_passes, **graph_options
         )
@@ -698,7 +700,8 @@ def compile_aten_with_inductor(
 
 
 @contextlib.contextmanager
-def _output_strides_unreported() -> Iterator[None]:
+def output_strides_unreported() -> Iterator[None]:
+    """Leave AOTAutograd's record of the whole graph's output strides as it is."""
     context = private("torch._guards", "TracingContext").try_get()
     if context is None:
         yield
@@ -743,7 +746,7 @@ def inductor_kernels_foreseen(compile: Callable[[], Any]) -> int | None:
 
     lowering.compile_to_module = stop  # Dynamo compiles under a lock.
     try:
-        with _output_strides_unreported():
+        with output_strides_unreported():
             compile()
     except _Foreseen:
         pass
@@ -754,6 +757,104 @@ def inductor_kernels_foreseen(compile: Callable[[], Any]) -> int | None:
         made = inductor_kernels_made() - before
         private("torch._inductor", "metrics").generated_kernel_count = before
     return made
+
+
+class LaterCompileError(Exception):
+    """Code that was compiled later does not fit what was compiled before it."""
+
+
+class LaterCompile:
+    """A compile that is under way, to be gone on with when what it has compiled runs.
+
+    AOTAutograd compiles a backward graph so, at the first backward. Here the code of a later
+    compile stands in for code of the first one, so it must take what that one takes: no guard may
+    be added to those that Dynamo has made of the first, and the outputs have to have the strides
+    that AOTAutograd was told of.
+    """
+
+    def __init__(self) -> None:
+        self._tracing = private("torch._guards", "TracingContext").try_get()
+        self._compile = private("torch._guards", "CompileContext").try_get()
+        # The first compile fills this list.
+        self._strides = None if self._tracing is None else self._tracing.output_strides
+        self._configs = {name: _config(name).get_config_copy() for name in _loaded_configs()}
+
+    def __call__(self, compile: Callable[[], _Result]) -> _Result:
+        """Compile more, on any thread, whatever it is doing; its random numbers stay as they are.
+
+        Raises:
+            LaterCompileError: the code would return other strides than the first.
+            Exception: what the compiler raises, that a guard would be needed among it.
+        """
+        with self._resumed(), self._strides_reported() as strides:
+            result = compile()
+            if self._strides and strides and strides != self._strides:
+                raise LaterCompileError("its outputs are laid out in another way")
+            return result
+
+    @contextlib.contextmanager
+    def _resumed(self) -> Iterator[None]:
+        utils = functools.partial(private, "torch._dynamo.utils")
+        guards = functools.partial(private, "torch._guards")
+        with contextlib.ExitStack() as stack:
+            enter = stack.enter_context
+            enter(private("torch._dynamo.convert_frame", "compile_lock"))
+            enter(_random_state_kept())
+            enter(utils("preserve_rng_state")())
+            enter(utils("maybe_disable_inference_mode")())
+            enter(modes_disabled())
+            enter(private("torch._C", "_DisableAutocast")())
+            enter(private("torch._C", "_DisableFuncTorch")())
+            for name, then in self._configs.items():
+                enter(_config(name).patch(_changed(name, then)))
+            enter(guards("tracing")(self._tracing))
+            enter(guards("compile_context")(self._compile))
+            enter(utils("get_metrics_context")())
+            fake_mode = None if self._tracing is None else self._tracing.fake_mode
+            if fake_mode is not None and fake_mode.shape_env is not None:
+                enter(fake_mode.shape_env.error_on_new_guards())
+            yield
+
+    @contextlib.contextmanager
+    def _strides_reported(self) -> Iterator[list[Any] | None]:
+        if self._tracing is None or self._strides is None:
+            yield None
+            return
+        before, self._tracing.output_strides = self._tracing.output_strides, []
+        try:
+            yield self._tracing.output_strides
+        finally:
+            self._tracing.output_strides = before
+
+
+_CONFIGS = ("torch._inductor.config", "torch._functorch.config", "torch._dynamo.config")
+
+
+def _loaded_configs() -> list[str]:
+    return [name for name in _CONFIGS if name in sys.modules]
+
+
+def _config(name: str) -> Any:
+    return private(*name.rsplit(".", 1))
+
+
+def _changed(name: str, then: Mapping[str, Any]) -> dict[str, Any]:
+    now = _config(name).get_config_copy()
+    return {key: value for key, value in then.items() if now[key] != value}
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for one while a graph is traced, and holds no memory."""
+    return isinstance(tensor, private("torch._subclasses.fake_tensor", "FakeTensor"))
 
 
 def boxed(function: Callable[[list[Any]], Any]) -> Compiled:

@@ -82,11 +82,13 @@ class AtenPieces(CountsNoKernels):
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], outputs: int
     ) -> Boxed:
         """Compile a graph that is not cut, with taps."""
-        return self.part(gm, example_inputs)
+        with _torch_private.output_strides_reported(outputs):
+            return _torch_private.boxed_call(self.whole(gm, example_inputs))
 
     def part(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a part of a graph."""
-        return _torch_private.boxed_call(self.compile_graph(gm, example_inputs))
+        with _torch_private.output_strides_unreported():
+            return _torch_private.boxed_call(self.compile_graph(gm, example_inputs))
 
 
 def run_as_it_is(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:

@@ -22,6 +22,7 @@ from torchair_scope.capture.cut import CutGraph, Part
 from torchair_scope.capture.interpreter import StepSink, Unsaved
 from torchair_scope.capture.parts import PieceCompiler, RegionCompiler
 from torchair_scope.capture.symbols import bind_symbols
+from torchair_scope.capture.tags import Tag
 
 # So many nodes of a piece are listed in a finding.
 _LISTED = 8
@@ -109,6 +110,10 @@ class _Run:
     def begin_call(self, *call: Any) -> Unsaved:
         """Save nothing."""
         return Unsaved()
+
+    def saves(self, tag: Tag | None) -> bool:
+        """No scope's."""
+        return False
 
     def finish(self) -> None:
         """Save nothing."""

@@ -202,7 +202,9 @@ class Account:
                 if entry.scope == tag.scope:
                     return entry
         key = (tag.scope, tag.opened_at)
-        return self._entries.setdefault(key, Entry(*key))
+        if key not in self._entries:
+            self._entries[key] = Entry(*key)
+        return self._entries[key]
 
     # Graphs
 

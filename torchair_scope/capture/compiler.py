@@ -18,7 +18,7 @@ import torch
 
 from torchair_scope.capture.account import Outcome, account, number_of
 from torchair_scope.capture.backward_tags import keep_tags_in_backward, keep_tags_in_gradients
-from torchair_scope.capture.cut import CutGraph, Part, TapFacts
+from torchair_scope.capture.cut import CutGraph, Part
 from torchair_scope.capture.dynamo_graph import facts_of, warn_of_dead_code
 from torchair_scope.capture.engines import engines_of, part_of
 from torchair_scope.capture.graph_dump import write_graph
@@ -220,19 +220,22 @@ class Scoper:
         saved: Saved,
         nodes: list[dict[str, Any]],
     ) -> CutGraph:
-        description = {
-            "direction": direction,
-            "inner": self.inner_name,
-            **self.facts,
-            "regions": [region.kind for region in regions],
-            **_costs([part.taps for part in parts if part.taps is not None]),
-            "nodes": nodes,
-        }
-        return CutGraph(gm, parts, DumpedGraph(self.settings, number, description, saved))
+        def describe() -> dict[str, Any]:
+            return {
+                "direction": direction,
+                "inner": self.inner_name,
+                **self.facts,
+                "regions": [region.kind for region in regions],
+                **_costs(parts),
+                "nodes": nodes,
+            }
+
+        return CutGraph(gm, parts, DumpedGraph(self.settings, number, describe, saved))
 
 
-def _costs(taps: Sequence[TapFacts]) -> dict[str, Any]:
+def _costs(parts: Sequence[Part]) -> dict[str, Any]:
     """What the graph record says of taps: what their graph would be without them."""
+    taps = [facts for part in parts if (facts := part.taps()) is not None]
     if not taps:
         return {}
     return {

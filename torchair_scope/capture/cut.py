@@ -42,13 +42,13 @@ class Part:
         run: gets the values of the inputs in a list, and empties it.
         inputs: nodes of the whole graph.
         outputs: likewise.
-        taps: what taps have made of the region, if it has any.
+        taps: tells what taps have made of the region, if it can have any.
     """
 
     run: Callable[[list[Any], StepSink], Sequence[Any]]
     inputs: tuple[torch.fx.Node, ...]
     outputs: tuple[torch.fx.Node, ...]
-    taps: TapFacts | None = None
+    taps: Callable[[], TapFacts | None] = lambda: None
 
 
 def compiled_part(
@@ -131,7 +131,7 @@ class CutGraph:
 
     def _is_captured(self) -> bool:
         """Whether a device graph is being captured around this run: nothing can be saved then."""
-        if not _torch_private.is_capturing() and not _torchair_private.is_capturing():
+        if not is_captured():
             return False
         if not self._said_captured:
             self._said_captured = True
@@ -155,6 +155,11 @@ class CutGraph:
             values.update(zip(part.outputs, outputs, strict=True))
             del inputs, outputs
         return torch.fx.map_arg(self._result, values.__getitem__)
+
+
+def is_captured() -> bool:
+    """Whether a device graph is being captured on this thread."""
+    return _torch_private.is_capturing() or _torchair_private.is_capturing()
 
 
 def _nodes_in(argument: Any) -> list[torch.fx.Node]:

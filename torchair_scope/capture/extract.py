@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,15 +62,24 @@ def extract(gm: fx.GraphModule, region: Region) -> Piece:
     return Piece(fx.GraphModule(gm, graph), region.inputs, region.outputs)
 
 
-def with_outputs(gm: fx.GraphModule, additional: Sequence[fx.Node]) -> fx.GraphModule:
+def with_outputs(
+    gm: fx.GraphModule, additional: Sequence[fx.Node], left_out: Collection[fx.Node] = ()
+) -> fx.GraphModule:
     """Copy a whole graph, and let it return further values after its own.
 
     Everything that a compiler of the graph may look at is as in `gm`: the order of placeholders,
     names, metadata, that of the output among it.
+
+    Args:
+        gm: the module of the graph; it is not changed.
+        additional: nodes whose values are returned as well.
+        left_out: nodes that are not copied; nothing else may use them.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:
+        if node in left_out:
+            continue
         args = fx.map_arg(node.args, copies.__getitem__)
         kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
         if node.op == "output":

@@ -14,6 +14,7 @@ from torchair_scope.capture.autograd_nodes import tensors_in
 from torchair_scope.capture.memory import written_by
 from torchair_scope.capture.nodes import target_name
 from torchair_scope.capture.saved import Saved, SavedBody, SavedCall, SavedOperator
+from torchair_scope.capture.tags import Tag
 from torchair_scope.store.identity import writing
 
 
@@ -37,6 +38,9 @@ class StepSink(Protocol):
     ) -> CallSink:
         """Save the inputs of a call that is about to run."""
 
+    def saves(self, tag: Tag | None) -> bool:
+        """Whether calls of a scope are saved in this step."""
+
     def finish(self) -> None:
         """Save what is known of the step as a whole."""
 
@@ -47,6 +51,10 @@ class Unsaved:
     def begin_call(self, *call: Any) -> Unsaved:
         """Save nothing of the call's inputs."""
         return self
+
+    def saves(self, tag: Tag | None) -> bool:
+        """No scope's."""
+        return False
 
     def finish(self, *result: Any) -> None:
         """Save nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from torchair_scope import _torch_private
 from torchair_scope.capture import nodes
 from torchair_scope.capture.cut import Boxed, Part, compiled_part, dumped_part
-from torchair_scope.capture.extract import Piece, extract
+from torchair_scope.capture.extract import extract
 from torchair_scope.capture.layouts import layout_restorer
 from torchair_scope.capture.memory import aliased_write, storages, written_by
 from torchair_scope.capture.partition import Region
@@ -86,11 +86,12 @@ class RegionCompiler:
 
     def part(self, region: Region) -> Part:
         """Compile one region."""
-        piece = extract(self.gm, region)
-        runner = self._runner(region, piece)
-        return compiled_part(runner, piece.inputs, piece.outputs, writes=writes(region))
+        code = self.code(region)
+        return compiled_part(code, region.inputs, region.outputs, writes=writes(region))
 
-    def _runner(self, region: Region, piece: Piece) -> Boxed:
+    def code(self, region: Region) -> Boxed:
+        """Compile one region to what takes its inputs and returns its outputs."""
+        piece = extract(self.gm, region)
         if not any(map(nodes.computes, region.nodes)):
             return _torch_private.run_uncompiled(piece.module)
         reason = self.runs_uncompiled(region)
@@ -105,6 +106,12 @@ class RegionCompiler:
             return self._uncompiled(
                 region, f"{self.compiler.name} does not compile it, saying {said}"
             )
+
+    def for_later(self) -> RegionCompiler:
+        """The same with nothing in it that holds a step's memory, to be kept for later compiles."""
+        placeholders = (node for node in self.gm.graph.nodes if node.op == "placeholder")
+        given = zip(placeholders, self.example_inputs, strict=True)
+        return replace(self, example_inputs=[_without_memory(node, value) for node, value in given])
 
     def values_of(self, inputs: Sequence[torch.fx.Node]) -> list[Any]:
         """Example values for the inputs of a region."""
@@ -134,3 +141,8 @@ class RegionCompiler:
     @functools.cached_property
     def _storages(self) -> dict[torch.fx.Node, torch.fx.Node]:
         return storages(self.gm.graph)
+
+
+def _without_memory(node: torch.fx.Node, value: Any) -> Any:
+    is_real = isinstance(value, torch.Tensor) and not _torch_private.is_fake(value)
+    return node.meta.get("val", value) if is_real else value

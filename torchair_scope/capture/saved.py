@@ -23,6 +23,7 @@ from torchair_scope.capture.bodies import (
 from torchair_scope.capture.effects import is_irreproducible
 from torchair_scope.capture.markers import markers_of
 from torchair_scope.capture.partition import has_own_kind
+from torchair_scope.capture.settings import selects_this_rank
 from torchair_scope.capture.tags import Tag, tag_of
 from torchair_scope.options import EngineName, Options
 
@@ -41,6 +42,7 @@ class SavedCall:
         number: of the tagged node that it counts for in the account.
         engine: the engine that obtains its values.
         only_border: whether these are only the values at the border of the scope, if it can.
+        on_this_rank: whether this process is one of those that dump the scope.
     """
 
     facts: Facts
@@ -48,6 +50,7 @@ class SavedCall:
     number: str | None = None
     engine: EngineName = "interpret"
     only_border: bool = False
+    on_this_rank: bool = True
 
 
 @dataclass(frozen=True)
@@ -133,12 +136,18 @@ class Selection:
             if self.wanted(node, tag):
                 listed = {**of_body, "listed_as": pattern + node.name} if of_body else {}
                 facts = {**self._facts(node, tag), **listed}
-                only_border = self.options_of(tag).tap == "boundary"
-                calls[node.name] = SavedCall(facts, tag, number_of(node), engine, only_border)
+                calls[node.name] = self._call(facts, tag, number_of(node), engine)
                 operator = self._given(node, calls[node.name], pattern)
                 if operator is not None:
                     given[node.name] = operator
         return Saved(calls, inside, given)
+
+    def _call(
+        self, facts: Facts, tag: Tag | None, number: str | None, engine: EngineName
+    ) -> SavedCall:
+        options = self.options_of(tag)
+        only_border, on_this_rank = options.tap == "boundary", selects_this_rank(options)
+        return SavedCall(facts, tag, number, engine, only_border, on_this_rank)
 
     def _engine(self, node: torch.fx.Node, tag: Tag | None) -> EngineName:
         return engine_for(node, tag, self.options_of)

@@ -10,6 +10,7 @@ import torch
 
 from torchair_scope.capture.tags import Tag
 from torchair_scope.options import NONE, Options, in_force, options_with_key
+from torchair_scope.store.layout import rank_and_world_size
 
 SETTINGS = "torchair_scope_settings"  # the attribute of a backend that tells its settings
 
@@ -56,3 +57,8 @@ class DumpSettings:
     def within(self, options: Options) -> DumpSettings:
         """The settings for what lies in a scope with these options."""
         return replace(self, options=options.over(self.options))
+
+
+def selects_this_rank(options: Options) -> bool:
+    """Whether a process with this one's rank dumps anything with these options."""
+    return options.ranks is None or options.selects_rank(rank_and_world_size()[0])

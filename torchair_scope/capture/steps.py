@@ -6,21 +6,21 @@ dumps, or of none.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torchair_scope.capture.account import Outcome, account
 from torchair_scope.capture.interpreter import CallSink, StepSink, Unsaved
 from torchair_scope.capture.saved import Saved, SavedCall
-from torchair_scope.capture.settings import DumpSettings
+from torchair_scope.capture.settings import DumpSettings, selects_this_rank
 from torchair_scope.capture.tags import Tag
 from torchair_scope.options import Options
 from torchair_scope.store.choice import Choice
 from torchair_scope.store.files import Pace
-from torchair_scope.store.layout import rank_and_world_size
 from torchair_scope.store.run import open_run
 from torchair_scope.store.trigger import Condition, HeldStep, trigger_of
 from torchair_scope.store.writer import GraphDump, Mode, Step
@@ -48,7 +48,7 @@ class DumpedGraph:
     Args:
         settings: those of the backend.
         number: of the graph.
-        description: for the graph's record.
+        describe: gives the graph's record, when it is to be written.
         saved: what is saved of it.
     """
 
@@ -56,12 +56,12 @@ class DumpedGraph:
         self,
         settings: DumpSettings,
         number: int,
-        description: Mapping[str, Any],
+        describe: Callable[[], dict[str, Any]],
         saved: Saved,
     ) -> None:
         self._settings = settings
         self._number = number
-        self._description = dict(description)
+        self._describe = functools.cache(describe)
         self._lock = threading.Lock()
         self._steps = itertools.count()
         self._dumps: dict[Destination, GraphDump] = {}
@@ -105,7 +105,7 @@ class DumpedGraph:
         with self._lock:
             if destination not in self._dumps:
                 run = open_run(*destination)
-                self._dumps[destination] = run.graph(self._number, self._description)
+                self._dumps[destination] = run.graph(self._number, self._describe())
             return self._dumps[destination]
 
     def _note(self, tag: Tag | None, outcome: Outcome) -> None:
@@ -122,7 +122,7 @@ def why_skipped(options: Options, step: int | None) -> Outcome | None:
         options: those in force.
         step: its number; None if it is selected in any case.
     """
-    if options.ranks is not None and not options.selects_rank(this_rank()):
+    if not selects_this_rank(options):
         return Outcome.RANK
     return None if step is None or options.selects(step) else Outcome.STEP
 
@@ -136,11 +136,6 @@ def pace_of(options: Iterable[Options], announced: bool = False) -> Pace:
         lag=min(o.lag if o.lag is not None else built_in.lag for o in given),
         max_inflight=min(o.max_inflight or built_in.max_inflight for o in given),
     )
-
-
-def this_rank() -> int:
-    """The rank of this process."""
-    return rank_and_world_size()[0]
 
 
 class Asked(NamedTuple):
@@ -219,6 +214,10 @@ class DumpedStep:
         report = account.begun(saved.tag, saved.number)
         facts, order = saved.facts, next(self._orders)
         return step.begin_call(node, target, args, kwargs, facts, mode, report, choice, order)
+
+    def saves(self, tag: Tag | None) -> bool:
+        """Whether calls of a scope are saved in this step."""
+        return tag in self._asked
 
     def finish(self) -> None:
         """Write the steps' records."""

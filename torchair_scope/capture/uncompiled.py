@@ -17,8 +17,7 @@ from torchair_scope import _torch_private
 from torchair_scope.capture.account import account
 from torchair_scope.capture.frames import frames_outwards
 from torchair_scope.capture.other_backends import hides_operators, is_left_to_python
-from torchair_scope.capture.settings import SETTINGS, DumpSettings
-from torchair_scope.capture.steps import this_rank
+from torchair_scope.capture.settings import SETTINGS, DumpSettings, selects_this_rank
 from torchair_scope.capture.tags import Tag
 from torchair_scope.store.layout import rank_and_world_size, rank_folder_name
 from torchair_scope.store.run import DumpWarning
@@ -81,7 +80,7 @@ def _settings_of(backend: Any, options: dict[str, Any]) -> DumpSettings | None:
 
 def warn(code: Uncompiled, tag: Tag, settings: DumpSettings) -> None:
     """Say once for each dump that a scope was reached without a compiler."""
-    if not settings.options_of(None).selects_rank(this_rank()):
+    if not selects_this_rank(settings.options_of(None)):
         return  # This process has no dump; the account has the reason.
     what = f"{code.function}, which" if code.function else "code that"
     folder = os.path.join(_dump(settings), rank_folder_name(*rank_and_world_size()))
@@ -120,7 +119,7 @@ def warn_of_subclass(tag: Tag, settings: DumpSettings, types: Sequence[type]) ->
 
 def _warn_of_unseen(tag: Tag, settings: DumpSettings, what: str) -> None:
     account.unseen(tag, what)
-    if settings.options_of(None).selects_rank(this_rank()):
+    if selects_this_rank(settings.options_of(None)):
         said = f"scope {tag.scope!r} opened at {tag.opened_at}: {what}."
         _say_once(settings, f"unseen {tag} {what}", said)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torchair
 
+import torchair_scope
 from tests.torchair.inside.models import assert_same
 
 pytestmark = [
@@ -87,3 +88,48 @@ def test_an_input_that_the_graph_overwrites_is_dumped_as_it_was(
         assert_same(total.cpu(), before + x.cpu())
         mul = [call for call in read_dump().ranks[0].calls if "mul" in call.target][-1]
         assert_same(mul.load_args()[0][1], before)
+
+
+def test_steps_that_are_not_selected_run_a_graph_without_taps(
+    compile_with, dump_config, device, recorder, read_dump
+):
+    run = compile_with(dump_config(), attention)
+    with torchair_scope.scope.configure(steps="1|3"):
+        for _ in range(4):
+            x = torch.randn(3, 4).to(device)
+            assert_same(run(x), attention_alone(x))
+    assert {call.step for call in read_dump().ranks[0].calls} == {1, 3}
+    assert sorted(len(graph.output_dtypes) for graph in recorder.ge_graphs) == [1, 5]
+
+
+def test_a_rank_that_is_not_selected_compiles_no_taps(
+    compile_with, dump_config, device, recorder, dump_path
+):
+    x = torch.randn(3, 4).to(device)
+    with torchair_scope.scope.configure(ranks=1):
+        assert_same(compile_with(dump_config(), attention)(x), attention_alone(x))
+    (graph,) = recorder.ge_graphs
+    assert len(graph.output_dtypes) == 1
+    assert not dump_path.exists()
+
+
+def test_directions_of_training_may_have_taps_or_not(
+    compile_with, dump_config, device, read_dump, mode
+):
+    run = compile_with(dump_config(mode), attention)
+    with torchair_scope.scope.configure(steps="1"):
+        for number in range(4):
+            x = torch.randn(3, 4, device=device, requires_grad=True)
+            y = run(x)
+            assert_same(y, attention_alone(x))
+            if number:
+                y.sum().backward()
+                alone = x.detach().clone().requires_grad_()
+                attention_alone(alone).sum().backward()
+                assert_same(x.grad, alone.grad)
+    (rank,) = read_dump().ranks
+    directions = {graph["graph"]: graph["direction"] for graph in rank.graphs}
+    assert {(directions[call.graph], call.step) for call in rank.calls} == {
+        ("forward", 1),
+        ("backward", 1),
+    }
