@@ -551,6 +551,7 @@ def compiling_for_scopes(
       a part of it would overwrite others.
     * Its pass that makes tensors of floats runs `keeping_meta`: the nodes that it puts in the
       place of others come without any.
+    * `scan` hands annotations on, from the body that it differentiates to what it makes of it.
     """
     config = private("torch._functorch", "config")
     off = {
@@ -560,7 +561,12 @@ def compiling_for_scopes(
         "cse": False,
         "donated_buffer": False,
     }
-    with _floats_to_tensors(keeping_meta), config.patch(off), _tracing_annotations():
+    with (
+        _floats_to_tensors(keeping_meta),
+        _annotated_partitions(),
+        config.patch(off),
+        _tracing_annotations(),
+    ):
         yield
 
 
@@ -601,6 +607,47 @@ def _floats_to_tensors(
         yield
     finally:
         setattr(importlib.import_module(module), name, own)
+
+
+@contextlib.contextmanager
+def _annotated_partitions() -> Iterator[None]:
+    """Have the graphs that a body is differentiated and partitioned by run node by node.
+
+    `scan` traces its body with its backward, traces that graph again, cuts it in two, and traces
+    both halves into the graph around it. Where it runs generated code for that, what was known of
+    the nodes is lost.
+    """
+    module = importlib.import_module("torch._higher_order_ops.partitioner")
+    traced = state(module.__name__, "materialize_as_graph")
+    partitioned = state(module.__name__, "HopPartitionedGraph")
+
+    def materialize_as_graph(*args: Any, **kwargs: Any) -> torch.fx.GraphModule:
+        return _run_node_by_node(traced(*args, **kwargs))
+
+    def partitioned_graph(
+        fw_gm: torch.fx.GraphModule, bw_gm: torch.fx.GraphModule, *facts: Any
+    ) -> Any:
+        return partitioned(_run_node_by_node(fw_gm), _run_node_by_node(bw_gm), *facts)
+
+    # Dynamo compiles under a lock, so no other thread compiles meanwhile.
+    module.materialize_as_graph = materialize_as_graph  # type: ignore[attr-defined]
+    module.HopPartitionedGraph = partitioned_graph  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.materialize_as_graph = traced  # type: ignore[attr-defined]
+        module.HopPartitionedGraph = partitioned  # type: ignore[attr-defined]
+
+
+def _run_node_by_node(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Have the nodes that are traced from a graph take over its annotations."""
+
+    def forward(*args: Any) -> Any:
+        with private("torch.fx.traceback", "preserve_node_meta")():
+            return torch.fx.Interpreter(gm).run(*args)
+
+    gm.forward = forward
+    return gm
 
 
 def inductor_decompositions() -> DecompositionTable:

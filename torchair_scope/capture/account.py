@@ -27,7 +27,14 @@ from torchair_scope.capture.dynamo_graph import (
     is_constant,
 )
 from torchair_scope.capture.partition import has_own_kind
-from torchair_scope.capture.tags import UNKNOWN, Tag, annotate_node, graphs_in, tag_of
+from torchair_scope.capture.tags import (
+    UNKNOWN,
+    Tag,
+    annotate_node,
+    graphs_in,
+    own_annotations,
+    tag_of,
+)
 from torchair_scope.capture.targets import is_unpacking
 from torchair_scope.store.budget import BUDGET, DISK
 from torchair_scope.store.writer import CallReport
@@ -372,7 +379,7 @@ def _outcome_of(report: CallReport) -> Outcome:
 
 def number_of(node: torch.fx.Node) -> str | None:
     """The number of the tagged Dynamo node that a node comes of."""
-    return (node.meta.get("custom") or {}).get(KEY_OF_NODE)
+    return own_annotations(node.meta.get("custom")).get(KEY_OF_NODE)
 
 
 account = Account()

@@ -110,7 +110,14 @@ def place_of(node: torch.fx.Node) -> str:
 
 
 def tags_in_bodies(node: torch.fx.Node) -> Iterator[Tag]:
-    """The tags of all operators in the bodies of a node, and in the bodies of these."""
+    """The tags of all operators in the bodies of a node, and in the bodies of these.
+
+    Of bodies that the node may not just call it is one that they had in the Dynamo graph, too.
+    """
+    had = (node.meta.get("custom") or {}).get(KEY_OF_BODIES)
+    # The annotation is also copied to other nodes that the operator gives rise to.
+    if had and next(bodies(node), None) is not None and not called_bodies(node):
+        yield Tag(*had)
     for body in bodies(node):
         for inner in body.graph.nodes:
             tag = tag_of(inner) if inner.op.startswith("call_") else None
@@ -118,13 +125,6 @@ def tags_in_bodies(node: torch.fx.Node) -> Iterator[Tag]:
                 yield from tags_in_bodies(inner)
             else:
                 yield tag
-
-
-def tag_of_lost_bodies(node: torch.fx.Node) -> Tag | None:
-    """The tag that a body of the node had in the Dynamo graph (`keep_tags_in_backward`)."""
-    value = (node.meta.get("custom") or {}).get(KEY_OF_BODIES)
-    # The annotation is also copied to other nodes that the operator gives rise to.
-    return Tag(*value) if value and next(bodies(node), None) is not None else None
 
 
 def _is_higher_order(node: torch.fx.Node) -> bool:
