@@ -351,8 +351,10 @@ def has_own_dispatch(cls: type) -> bool:
     return cls not in (torch.Tensor, torch.nn.Parameter) and handler not in ordinary
 
 
-def composite_kernel(operator: torch._ops.OpOverload) -> Callable[..., Any] | None:
+def composite_kernel(operator: torch._ops.OperatorBase) -> Callable[..., Any] | None:
     """How an operator is made of others, where autograd has not taken it apart (inference mode)."""
+    if not isinstance(operator, torch._ops.OpOverload):
+        return None
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     has_kernel = private("torch._C", "_dispatch_has_kernel_for_dispatch_key")
     if not has_kernel(operator.name(), key):  # type: ignore[no-untyped-call]
@@ -360,14 +362,16 @@ def composite_kernel(operator: torch._ops.OpOverload) -> Callable[..., Any] | No
     return functools.partial(operator._op_dk, key)
 
 
-def eager_kernel(operator: torch._ops.HigherOrderOperator) -> Callable[..., Any] | None:
-    """What a higher-order operator does when it runs: it calls its bodies."""
-    return operator.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+def runs_bodies(operator: torch._ops.HigherOrderOperator) -> bool:
+    """Whether a higher-order operator calls its bodies when it runs."""
+    return torch._C.DispatchKey.CompositeExplicitAutograd in operator.py_kernels
 
 
-def node_name_of(operator: torch._ops.OpOverload) -> str:
+def node_name_of(operator: torch._ops.OperatorBase) -> str:
     """The name that AOTAutograd gives the first node of this operator."""
-    return torch.fx.Graph()._target_to_str(operator.overloadpacket.__name__)
+    packet: Any = getattr(operator, "overloadpacket", operator)
+    name = packet.__name__
+    return torch.fx.Graph()._target_to_str(name)
 
 
 # --- autograd ----------------------------------------------------------------------------------

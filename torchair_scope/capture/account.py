@@ -511,6 +511,8 @@ def _remark(entry: Entry, entries: list[Entry]) -> str | None:
     """What is wrong with a scope as a whole."""
     inside = any(other.tagged and other.scope.startswith(f"{entry.scope}/") for other in entries)
     inside = inside or bool(entry.names)
+    if not entry.tagged and any(_is_within(other, entry) for other in entries if other.tagged):
+        return None
     if not entry.tagged and not inside and not entry.arrived:
         return (
             "nothing of it came to a backend of torchair_scope: it is empty, or its code is "
@@ -531,6 +533,14 @@ def _remark(entry: Entry, entries: list[Entry]) -> str | None:
             "config.debug.graph_dump.type = 'py' writes graphs with the names of their nodes"
         )
     return entry.unseen
+
+
+def _is_within(other: Entry, entry: Entry) -> bool:
+    """Whether an entry is that of the same scope, as it ran in another one that it was traced in.
+
+    What is traced for eager code, as branches of `cond` are, does not know the scopes around it.
+    """
+    return other.opened_at == entry.opened_at and other.scope.endswith(f"/{entry.scope}")
 
 
 def has_losses(entry: Entry, entries: list[Entry]) -> bool:

@@ -12,6 +12,7 @@ Places nest: `while_loop_0__2__cond_0__sin`. In a graph record `*` stands for th
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -102,11 +103,21 @@ def given_operator(node: torch.fx.Node) -> tuple[int, OpOverload] | None:
 
 def place_of(node: torch.fx.Node) -> str:
     """What the names of calls inside an operator begin with, `cond_0__`; unique in its graph."""
-    place = node.name if _NUMBERED.fullmatch(node.name) else f"{node.name}_0"
+    place = numbered(node.name)
     others = {other.name for other in node.graph.nodes if other is not node}
     while place in others or any(other.startswith(f"{place}__") for other in others):
         place += "_"
     return f"{place}__"
+
+
+def numbered(name: str) -> str:
+    """The name of a node with its number: FX gives the first one of a name none."""
+    return name if _NUMBERED.fullmatch(name) else f"{name}_0"
+
+
+def labels_of(operator: str) -> Iterator[Label]:
+    """The labels of an operator's bodies in order, endless; any is taken to run each time."""
+    return itertools.chain(_BODIES.get(operator, ()), itertools.repeat(_EACH_TIME))
 
 
 def tags_in_bodies(node: torch.fx.Node) -> Iterator[Tag]:
