@@ -22,6 +22,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 @pytest.mark.parametrize("kind", CHANGES)
 def test_a_change_without_a_version_is_on_disk(

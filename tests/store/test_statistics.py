@@ -14,6 +14,8 @@ from torchair_scope.store.measuring import Measured, _values_and_bytes, results,
 from torchair_scope.store.measuring_on_device import rows_on_device
 from torchair_scope.store.statistics import STATISTICS
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 def expected(array, smallest_normal=0.0):
     """The statistics of an array, but for the hash, as docs/statistics.md defines them."""

@@ -15,7 +15,7 @@ import torch
 
 from tests.store.support import RANK_0, one_step, steps
 from tests.support.bits import difference
-from tests.support.disks import mounted
+from tests.support.disks import mounted, watched
 from torchair_scope.store.reader import Call, MissingTensorError, Rank, read
 from torchair_scope.store.run import DumpWarning, open_run
 
@@ -409,19 +409,18 @@ def test_on_error_raise_gives_the_reason_of_a_full_disk(small_disk: Path):
     assert all(np.load(path).size < 400_000 for path in small_disk.rglob("*.npy"))
 
 
-def test_no_temporary_file_ends_in_npy(dump_path: Path, monkeypatch):
-    seen: list[str] = []
-    rename = os.rename
-
-    def watched(source, target, **folders):
-        seen.append(os.path.basename(source))
-        return rename(source, target, **folders)
-
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("size", [2, 5000])
+def test_nothing_is_written_to_a_file_that_ends_in_npy(dump_path: Path, size):
     graph = open_run(dump_path).graph(1, {})
-    monkeypatch.setattr(os, "rename", watched)
-    one_step(graph, torch.zeros(2))
-    assert len(seen) == 3
-    assert not any(name.endswith(".npy") for name in seen)
+    folder = dump_path / RANK_0 / "graph_1/0"
+    folder.mkdir(parents=True)
+    with watched(folder) as events:
+        one_step(graph, torch.zeros(size))
+    assert {name for what, name in events if what == "written"}
+    assert not [name for what, name in events if what == "written" and name.endswith(".npy")]
+    whole = {(folder / name).stat().st_ino for what, name in events if what == "moved"}
+    assert whole == {path.stat().st_ino for path in folder.glob("*.npy")}
 
 
 def test_lines_of_the_manifest_are_json_of_the_strict_kind(dump_path: Path):

@@ -1,8 +1,11 @@
-"""File systems that are small enough to fill up."""
+"""File systems that are small enough to fill up, and what happens in a folder."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,3 +28,28 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+# Of <sys/inotify.h>.
+_EVENTS = {0x2: "written", 0x80: "moved"}
+_HEADER = struct.Struct("iIII")
+
+
+@contextlib.contextmanager
+def watched(folder: Path) -> Iterator[list[tuple[str, str]]]:
+    """What happens to the files of a folder, which is there at the end: "written" or "moved"."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = libc.inotify_init1(os.O_NONBLOCK)
+    try:
+        if libc.inotify_add_watch(descriptor, os.fsencode(folder), sum(_EVENTS)) < 0:
+            raise OSError(ctypes.get_errno(), "inotify_add_watch", str(folder))
+        events: list[tuple[str, str]] = []
+        yield events
+        data = os.read(descriptor, 1 << 20)
+    finally:
+        os.close(descriptor)
+    while data:
+        _, mask, _, size = _HEADER.unpack_from(data)
+        name = data[_HEADER.size : _HEADER.size + size].rstrip(b"\0")
+        events.append((_EVENTS[mask], name.decode()))
+        data = data[_HEADER.size + size :]

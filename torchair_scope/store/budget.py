@@ -81,6 +81,9 @@ class Disk:
         return True
 
 
+NOTHING_TO_SETTLE = Reservation((), 0)
+
+
 class Budget:
     """What may be saved of a scope in one dump.
 
@@ -113,6 +116,8 @@ class Budget:
         if self._min_free and not self._folder.disk.has_room(size, self._min_free):
             least = as_text(self._min_free)
             return f"{DISK}: less than {least} of it would be free, see the option min_free"
+        if not self._limits:
+            return NOTHING_TO_SETTLE
         if self._exceeds(size, settled=False):
             # What is under way may be on disk already.
             pool().wait_for_all()

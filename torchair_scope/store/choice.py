@@ -10,7 +10,7 @@ import torch
 from torchair_scope.options import Data, Limit, Options
 from torchair_scope.samples import Sample
 from torchair_scope.store.arrays import Array, Description, UnsavableTensorError, plain_tensor
-from torchair_scope.store.budget import Budget
+from torchair_scope.store.budget import NOTHING_TO_SETTLE, Budget
 from torchair_scope.store.stand_in import stands_for
 
 if TYPE_CHECKING:
@@ -55,11 +55,13 @@ class Chosen:
         if self._choice.data == "stats" or lost is not None:
             return
         part = self._part(tensor, description)
-        is_there = self._step.files.seem_to_have(part)
-        size = 0 if is_there else part.numel() * _bytes_in_file(part) + _HEADER
+        found = self._step.files.look_up(call, slot, part)
+        if found is None:
+            return
+        size = 0 if found.hint is not None else part.numel() * _bytes_in_file(part) + _HEADER
         refused = self._make_room(call, slot, size)
         if refused is None:
-            self._step.files.keep_tensor(call, slot, part, description)
+            self._step.files.keep(call, slot, found)
             return
         description.pop("sample", None)
         if self._choice.data == "tensors":
@@ -104,7 +106,8 @@ class Chosen:
         reserved = self._budget.reserve(size)
         if isinstance(reserved, str):
             return reserved
-        call.when_written(slot, reserved.settle)
+        if reserved is not NOTHING_TO_SETTLE:
+            call.when_written(slot, reserved.settle)
         return None
 
     def _say(self, call: Call, reason: str) -> None:

@@ -102,18 +102,21 @@ class Value(Awaited):
         self.checksum = checksum
         self.content: Content | None = None
         self.reason: str | None = None
+        self._is_there_in: object = None
 
     def settle(self, content: Content | None, reason: str | None = None) -> None:
         """Say what it is, or why it is not on disk."""
         self.content, self.reason = content, reason
         self._settle()
 
-    def may_be_linked_to(self) -> bool:
-        """Whether there is a file, or will be one."""
-        if not self.is_settled:
-            return True
-        path = self.content.path if self.content is not None else None
-        return path is not None and os.path.exists(path)
+    def may_be_linked_to(self, step: object) -> bool:
+        """Whether there is a file, or will be one; looked up once in a step."""
+        if self.is_settled and self._is_there_in is not step:
+            path = self.content.path if self.content is not None else None
+            if path is None or not os.path.exists(path):
+                return False
+            self._is_there_in = step
+        return True
 
 
 class Contents:
@@ -155,11 +158,12 @@ class Links:
 
     Attributes:
         remark: what the user should know of it; None if all is well.
+        can_link: whether the file system has links, as far as is known.
     """
 
     def __init__(self) -> None:
         self.remark: str | None = None
-        self._can_link = True
+        self.can_link = True
         self._lock = threading.Lock()
 
     def make(self, content: Content, folder: Folder, name: str) -> int:
@@ -170,14 +174,14 @@ class Links:
         source = content.path
         if source is None:
             raise FileNotFoundError(errno.ENOENT, "the file to link to is gone", name)
-        if self._can_link:
+        if self.can_link:
             try:
                 npy.link(source, folder, name)
                 return 0
             except OSError as error:
                 if not self._has_refused(error):
                     raise
-        if self._can_link:
+        if self.can_link:
             return self._another(content, source, folder, name)
         return npy.copy_npy(source, folder, name)
 
@@ -198,7 +202,7 @@ class Links:
             )
             return True
         if npy.has_no_links(error):
-            self._can_link = False
+            self.can_link = False
             self.remark = (
                 "the file system has no hard links, so equal values are written again and again "
                 f"({error.strerror})"

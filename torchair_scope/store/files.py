@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +20,10 @@ from torchair_scope.store.arrays import (
 )
 from torchair_scope.store.contents import SMALL, Value
 from torchair_scope.store.device import host_copy, wait_for_copies
-from torchair_scope.store.identity import checksum
+from torchair_scope.store.identity import Sighting, checksum
 from torchair_scope.store.npy import Npy
 from torchair_scope.store.pool import pool
-from torchair_scope.store.saving import Linking, Saving, Slot, Source, StepFolder
+from torchair_scope.store.saving import Linking, Saving, SavingFew, Slot, Source, StepFolder
 
 if TYPE_CHECKING:
     from torchair_scope.store.writer import Call, Step
@@ -44,6 +45,22 @@ class Pace:
     max_inflight: int = 1 << 30
 
 
+class Found(NamedTuple):
+    """A tensor, and what is known of it before it is read.
+
+    Attributes:
+        tensor: with its data, as it is saved.
+        is_strided: whether its memory is its elements.
+        hint: the value that it most likely is, if that is on disk.
+        sighting: when that was.
+    """
+
+    tensor: torch.Tensor
+    is_strided: bool = False
+    hint: Value | None = None
+    sighting: Sighting | None = None
+
+
 class Files:
     """Saves the values of one step's calls as files in the step's folder; a `Keeper`."""
 
@@ -53,39 +70,59 @@ class Files:
         self._folder = StepFolder(step)
         self._store = step.run.rank_folder
         self._lent: list[Saving] = []
+        self._few: SavingFew | None = None
         self._devices: set[torch.device] = set()
 
     def keep_tensor(self, call: Call, slot: str, tensor: Any, description: Description) -> None:
         """Save a tensor, unless it is known to be on disk."""
+        found = self.look_up(call, slot, tensor)
+        if found is not None:
+            self.keep(call, slot, found)
+
+    def look_up(self, call: Call, slot: str, tensor: Any) -> Found | None:
+        """Say what is known of a tensor; None if it cannot be saved, which the call then knows."""
         self._folder.say()
         self._store.check_owner()
-        place = self._slot(call, slot)
         try:
             plain = plain_tensor(tensor)
-            if plain.is_cpu and plain.nbytes <= SMALL:
-                self._keep_small(place, np.array(to_numpy(plain), order="C"))
-            elif is_strided(plain):
-                self._store.known.add(plain, self._step, self._keep(place, plain))
-            else:
-                self._save(place, Source(_copied(to_numpy(plain), plain)))
         except UnsavableTensorError as error:
-            self._folder.is_unsavable(place, error)
-            self._folder.say()
+            self._is_unsavable(self._slot(call, slot), error)
+            return None
+        if not is_strided(plain):
+            return Found(plain)
+        if plain.is_cpu and plain.nbytes <= SMALL:
+            return Found(plain, is_strided=True)
+        sighting = self._store.known.find(plain, self._step)
+        if sighting is None or not self._may_be_linked_to(sighting):
+            return Found(plain, is_strided=True)
+        return Found(plain, True, sighting.value, sighting)
 
-    def seem_to_have(self, tensor: Any) -> bool:
-        """Whether a tensor is known as a value that has a file, unless it was written to unseen."""
+    def _may_be_linked_to(self, sighting: Sighting) -> bool:
+        value: Value = sighting.value
+        return value.may_be_linked_to(self._step)
+
+    def keep(self, call: Call, slot: str, found: Found) -> None:
+        """Save a tensor that was looked up."""
+        place, tensor = self._slot(call, slot), found.tensor
         try:
-            plain = plain_tensor(tensor)
-        except UnsavableTensorError:
-            return False
-        sighting = self._store.known.find(plain, self._step) if is_strided(plain) else None
-        return sighting is not None and sighting.value.may_be_linked_to()
+            if tensor.is_cpu and tensor.nbytes <= SMALL:
+                self._keep_few(place, np.array(to_numpy(tensor), order="C"))
+            elif found.is_strided:
+                self._store.known.add(tensor, self._step, self._keep(place, found))
+            else:
+                self._save(place, Source(_copied(to_numpy(tensor), tensor)))
+        except UnsavableTensorError as error:
+            self._is_unsavable(place, error)
+
+    def _is_unsavable(self, slot: Slot, error: UnsavableTensorError) -> None:
+        self._folder.is_unsavable(slot, error)
+        self._folder.say()
 
     def keep_numbers(self, call: Call, slot: str, array: Array) -> None:
         """Save numbers."""
         self._folder.say()
         self._store.check_owner()
-        self._keep_small(self._slot(call, slot, is_tensor=False), array)
+        self._keep_few(self._slot(call, slot, is_tensor=False), array)
 
     def let_go(self) -> None:
         """What is still to be read may be written to from now on: keep copies."""
@@ -111,45 +148,38 @@ class Files:
     def _slot(self, call: Call, slot: str, *, is_tensor: bool = True) -> Slot:
         return Slot(call, slot, layout.file_name(call.stem, slot, call.stamp), is_tensor)
 
-    def _keep(self, slot: Slot, tensor: torch.Tensor) -> Value:
-        sighting = self._store.known.find(tensor, self._step)
-        hint = sighting.value if sighting and sighting.value.may_be_linked_to() else None
+    def _keep(self, slot: Slot, found: Found) -> Value:
+        tensor, _, hint, sighting = found
         seen_now = sighting is not None and sighting.step is self._step
-        is_sure = sighting is not None and sighting.is_sure
-        if hint is not None and (is_sure or (self._pace.announced and seen_now)):
+        if hint is not None and (not tensor.is_cpu or (self._pace.announced and seen_now)):
             return self._link(slot, hint)
         if not tensor.is_cpu:
             copy, arrival = host_copy(tensor, beside=self._pace.announced)
             self._devices.add(tensor.device)
             return self._save(slot, Source(copy, arrival))
+        is_unwritten = None
+        if sighting is not None and not seen_now:
+            reading = self._store.known.reading(tensor, self._step)
+            is_unwritten = functools.partial(reading.is_as, sighting.reading, tensor)
         if self._pace.announced:
-            return self._save(slot, Source(tensor, is_lent=True, hint=hint))
+            return self._save(slot, Source(tensor, None, True, hint, is_unwritten))
+        if hint is not None and is_unwritten is not None and is_unwritten():
+            return self._link(slot, hint)
         array = to_numpy(tensor)
         total = checksum(Npy(array).data)
         if hint is not None and hint.checksum == total:
             return self._link(slot, hint)
         return self._save(slot, Source(_copied(array, tensor)), total)
 
-    def _keep_small(self, slot: Slot, array: Array) -> None:
+    def _keep_few(self, slot: Slot, array: Array) -> None:
         if array.nbytes > SMALL:  # a long list
             self._save(slot, Source(array))
             return
-        value = Npy(array)
-        content, is_new = self._store.contents.find(value)
-        # To hand a few bytes to another thread costs more than to write them here. With a lag the
-        # model is not to wait for the disk at all.
-        here = not self._pace.lag and (is_new or content.is_settled)
-        try:
-            if not here:
-                self._save(slot, Source(array, found=(content, is_new)))
-            elif is_new:
-                self._folder.write(slot, value, content)
-            else:
-                self._folder.link(slot, content, value)
-        except BaseException:  # an interrupt: no writer will come to settle it
-            if is_new:
-                content.lose()
-            raise
+        slot.call.promise(slot.slot)
+        few = self._few
+        if few is None or not few.takes(slot, array):
+            self._few = SavingFew(self._folder, slot, array)
+            pool().submit(self._few, self._pace.max_inflight)
 
     def _save(self, slot: Slot, source: Source, total: int | None = None) -> Value:
         value = Value(total)

@@ -38,6 +38,24 @@ _MOST_VIEWS = 64  # of one storage
 Place = tuple[Any, ...]
 
 
+class Reading:
+    """The checksum of memory in one step, made once somebody asks for it; by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._total: int | None = None
+
+    def is_as(self, before: Reading, tensor: torch.Tensor) -> bool:
+        """Whether the memory that a tensor lies in is now as it was in an earlier step.
+
+        If it was not read there, that is not known: False.
+        """
+        with self._lock:
+            if self._total is None:
+                self._total = checksum(_torch_private.bytes_of_storage(tensor))
+        return self._total == before._total
+
+
 @dataclass
 class Sighting:
     """A value that has been handed over.
@@ -46,15 +64,13 @@ class Sighting:
         version: of its tensor; None for an inference tensor.
         step: which step it was last seen in.
         value: what is known of it there.
-        checksum: of its storage in that step; None if that was not read.
-        is_sure: whether it has this value still; else its own checksum has to be compared.
+        reading: of its memory in that step.
     """
 
     version: int | None
     step: object
     value: Any
-    checksum: int | None
-    is_sure: bool = False
+    reading: Reading
 
 
 class _Storage:
@@ -62,20 +78,19 @@ class _Storage:
 
     Attributes:
         reference: keeps the storage's address from being used again, but not its memory.
-        checked_in: the last step in which its checksum was made.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.reference = _torch_private.weak_storage(tensor)
         self.sightings: dict[Place, Sighting] = {}
-        self.checked_in: object = None
-        self.checksum: int | None = None
+        self._step: object = None
+        self._reading = Reading()
 
-    def check(self, tensor: torch.Tensor, step: object) -> None:
-        """Make its checksum, once in a step."""
-        if self.checked_in is not step:
-            self.checksum = checksum(_torch_private.bytes_of_storage(tensor))
-            self.checked_in = step
+    def reading(self, step: object) -> Reading:
+        """The one of a step, the newest."""
+        if self._step is not step:
+            self._step, self._reading = step, Reading()
+        return self._reading
 
 
 class Known:
@@ -102,11 +117,13 @@ class Known:
                 del self._storages[address]
                 return None
             self._storages.move_to_end(address)
-            sighting.is_sure = not tensor.is_cpu
-            if tensor.is_cpu and sighting.step is not step:
-                storage.check(tensor, step)
-                sighting.is_sure = sighting.checksum == storage.checksum
             return sighting
+
+    def reading(self, tensor: torch.Tensor, step: object) -> Reading:
+        """The reading in this step of the memory that a tensor lies in, which `find` has found."""
+        with self._lock:
+            storage = self._storages.get(_torch_private.storage_address(tensor))
+            return Reading() if storage is None else storage.reading(step)
 
     def add(self, tensor: torch.Tensor, step: object, value: Any) -> None:
         """Remember what a tensor is known as from now on."""
@@ -117,8 +134,8 @@ class Known:
                 storage = self._storages[address] = _Storage(tensor)
             if len(storage.sightings) >= _MOST_VIEWS:
                 storage.sightings.clear()
-            total = storage.checksum if storage.checked_in is step else None
-            storage.sightings[_place(tensor)] = Sighting(_version(tensor), step, value, total)
+            seen = Sighting(_version(tensor), step, value, storage.reading(step))
+            storage.sightings[_place(tensor)] = seen
             if len(self._storages) > _MOST_STORAGES:
                 self._storages.popitem(last=False)
 

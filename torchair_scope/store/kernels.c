@@ -1,13 +1,18 @@
-/* What is measured of memory on a host, at the speed of memory; native.py compiles and calls it.
+/* What has to run at the speed of memory and of the system, not of Python; native.py compiles and
+   calls it.
 
    Sums are made a block at a time, which is twice read while it is in the first cache: the
    compiler then has two short loops that it can vectorise. It is never allowed to take NaN for
    granted, nor to set the processor's modes, so no -ffast-math. */
 
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { BLOCK = 1 << 12, STRIPE = 64, STRIPES = 16 };
 
@@ -206,4 +211,46 @@ uint64_t checksum(const uint8_t *data, size_t size, const uint64_t *keys) {
     }
     for (int lane = 0; lane < 8; lane++) all = scrambled(all ^ sums[lane]) + lane + 1;
     return all;
+}
+
+/* Whether a file has these bytes at a place in it: 1 or 0, and -1 if it cannot be read. */
+int file_has(int descriptor, size_t offset, const char *data, size_t size) {
+    char block[1 << 16];
+    while (size) {
+        ssize_t count = pread(descriptor, block, size < sizeof block ? size : sizeof block, offset);
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) return count ? -1 : 0;
+        if (memcmp(block, data, count)) return 0;
+        offset += count, data += count, size -= count;
+    }
+    return 1;
+}
+
+static int write_file(int folder, int mode, const char *temporary, const char *name,
+                      const char *content, size_t size) {
+    int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, error = 0;
+    int descriptor = openat(folder, temporary, flags, mode);
+    if (descriptor < 0) return errno;
+    if (write(descriptor, content, size) != (ssize_t)size) error = errno ? errno : EIO;
+    if (close(descriptor) && !error) error = errno;
+    if (!error && renameat(folder, temporary, folder, name)) error = errno;
+    if (error) unlinkat(folder, temporary, 0);
+    return error;
+}
+
+/* Make small files in a folder, each whole or not at all: in one go, so that the interpreter's lock
+   is given up once and not with each call of the system. Names and sources follow each other in
+   `text`; a file of no size is a link to its source. `errors` has the number of each one's error. */
+void make_files(int folder, int mode, size_t count, const char *text,
+                const char *contents, const uint64_t *sizes, const char *temporary, int *errors) {
+    for (size_t i = 0; i < count; i++) {
+        const char *name = text, *source = name + strlen(name) + 1;
+        text = source + strlen(source) + 1;
+        errno = 0;
+        if (sizes[i])
+            errors[i] = write_file(folder, mode, temporary, name, contents, sizes[i]);
+        else
+            errors[i] = linkat(AT_FDCWD, source, folder, name, 0) ? errno : 0;
+        contents += sizes[i];
+    }
 }

@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 import threading
-from datetime import datetime, timedelta, timezone
+import time
 from typing import Literal
 
 import torch.distributed
@@ -82,6 +82,7 @@ def call_stem(node: str, target: str) -> str:
     return _safe(f"{node}-{_ADDRESS.sub('', target)}", longest)
 
 
+@functools.lru_cache(maxsize=4096)
 def slot_name(kind: str, *indices: int | str) -> str:
     """Say which value of a call a file holds.
 
@@ -123,23 +124,21 @@ def _digest(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _digits_of_second(time: datetime) -> str:
-    return time.strftime("%Y%m%d%H%M%S")
+def _digits_of_second(second: int) -> str:
+    return time.strftime("%Y%m%d%H%M%S", time.gmtime(second))
 
 
 _stamp_lock = threading.Lock()
-_last_stamp = datetime.min.replace(tzinfo=timezone.utc)
+_last_stamp = 0  # microseconds since 1970
 
 
 def time_stamp() -> str:
     """Give the time in UTC as 20 digits, to the microsecond; never the same twice in a process."""
     global _last_stamp
     with _stamp_lock:
-        now = datetime.now(timezone.utc)
-        _last_stamp = max(now, _last_stamp + timedelta(microseconds=1))
-        return (
-            f"{_digits_of_second(_last_stamp.replace(microsecond=0))}{_last_stamp.microsecond:06}"
-        )
+        _last_stamp = max(time.time_ns() // 1000, _last_stamp + 1)
+        second, microsecond = divmod(_last_stamp, 1_000_000)
+    return f"{_digits_of_second(second)}{microsecond:06}"
 
 
 def free_name(path: str) -> str:

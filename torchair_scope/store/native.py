@@ -1,42 +1,24 @@
-"""Reads memory on a host at its full speed, by kernels in C.
+"""What has to run at the speed of memory and of the system, by functions in C.
 
-They are compiled at their first use, once for each kind of processor. Where there is no compiler,
-or `TORCHAIR_SCOPE_NATIVE=0` is set, each function here gives None, and its caller does the same
-with operators of torch, which takes several times as long.
+Where they cannot be compiled, or `TORCHAIR_SCOPE_NATIVE=0` is set, each function here gives None,
+and its caller does the same in Python and by operators of torch, which takes several times as long.
 """
 
 from __future__ import annotations
 
-import contextlib
+import array
 import ctypes
-import functools
-import hashlib
 import os
-import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from torchair_scope.store.arrays import Array
+from torchair_scope.store.compiled import KINDS, kernels
+from torchair_scope.store.layout import FILE_MODE
 from torchair_scope.store.statistics import SUMS, Part
-
-SOURCE = Path(__file__).with_name("kernels.c")
-VARIABLE = "TORCHAIR_SCOPE_NATIVE"
-_FLAGS = ["-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
-# What not every compiler takes is left out then.
-_FOR_THIS_PROCESSOR: tuple[list[str], ...] = (
-    ["-march=native", "-mprefer-vector-width=512"],
-    ["-march=native"],
-    [],
-)
-_SECONDS = 60
-
 
 _NUMBERS = Part._fields[:-1]  # all but the hash
 
@@ -48,9 +30,17 @@ class _Part(ctypes.Structure):
     ]
 
 
+class SmallFile(NamedTuple):
+    """A file to be made: with some content, or if that is empty, as a link to another one."""
+
+    name: str
+    content: bytes = b""
+    source: str = ""
+
+
 def part_of(values: torch.Tensor, tiny: float) -> Part | None:
     """What is in values that lie in a row; see `measuring_on_cpu`."""
-    library = _library()
+    library = kernels()
     name = _NAMES.get(values.dtype)
     if library is None or name is None or values.data_ptr() % values.itemsize:
         return None
@@ -62,7 +52,7 @@ def part_of(values: torch.Tensor, tiny: float) -> Part | None:
 
 def bits_hash(data: torch.Tensor, weights: torch.Tensor, distance: int) -> int | None:
     """The hash that docs/statistics.md defines, of bytes that lie in a row."""
-    library = _library()
+    library = kernels()
     if library is None:
         return None
     number = library.bits_hash(
@@ -73,110 +63,40 @@ def bits_hash(data: torch.Tensor, weights: torch.Tensor, distance: int) -> int |
 
 def checksum(data: Array) -> int | None:
     """A number that most surely differs if the bytes do, for use in this process alone."""
-    library = _library()
+    library = kernels()
     if library is None:
         return None
     return int(library.checksum(data.ctypes.data, data.size, _KEYS.ctypes.data))
 
 
+def file_has(descriptor: int, offset: int, data: Array) -> bool | None:
+    """Whether an open file has these bytes at a place in it; False if it cannot be read."""
+    library = kernels()
+    if library is None:
+        return None
+    return bool(library.file_has(descriptor, offset, data.ctypes.data, data.size) == 1)
+
+
+def make_files(folder: int, files: Sequence[SmallFile], temporary: str) -> list[int] | None:
+    """Make files in an open folder, each whole or not at all; give the number of each one's error.
+
+    **Arguments:**
+
+    - `folder`: its descriptor.
+    - `files`: what is to be made, one after the other: a later one may be a link to an earlier.
+    - `temporary`: the name of a file until it is whole.
+    """
+    library = kernels()
+    if library is None:
+        return None
+    text = "".join(f"{file.name}\0{file.source}\0" for file in files)
+    content = b"".join([file.content for file in files])
+    sizes = array.array("Q", [len(file.content) for file in files])
+    errors = (ctypes.c_int * len(files))()
+    named = os.fsencode(text), content, sizes.buffer_info()[0], os.fsencode(temporary)
+    library.make_files(folder, FILE_MODE, len(files), *named, errors)
+    return list(errors)
+
+
 _KEYS = np.random.default_rng(0).integers(0, 1 << 64, 32, dtype=np.uint64)
-_NAMES = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-    torch.int64: "int64",
-    torch.int32: "int32",
-    torch.int16: "int16",
-    torch.int8: "int8",
-    torch.uint8: "uint8",
-    torch.bool: "uint8",
-}
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    """The compiled kernels; None if there are none."""
-    if os.environ.get(VARIABLE) == "0":
-        return None
-    try:
-        with _compiled() as path:
-            library = ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError):
-        return None
-    size, address = ctypes.c_size_t, ctypes.c_void_p
-    for name in {*_NAMES.values()}:
-        kernel = getattr(library, f"part_{name}")
-        kernel.argtypes = [address, size, ctypes.c_double, address]
-        kernel.restype = None
-    library.bits_hash.argtypes = [address, size, address, size, size]
-    library.checksum.argtypes = [address, size, address]
-    library.bits_hash.restype = library.checksum.restype = ctypes.c_uint64
-    return library
-
-
-@contextlib.contextmanager
-def _compiled() -> Iterator[Path]:
-    """The file of the compiled kernels: kept for the user's next process, if there is a place."""
-    command = _compiler()
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = _cache()
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"kernels-{_key(command)}.so"
-            with tempfile.NamedTemporaryFile(dir=folder):  # whether it may be written to
-                pass
-        except OSError:
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "kernels.so"
-        if not path.exists():
-            _compile(command, path)
-        yield path
-
-
-def _cache() -> Path:
-    kept = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(kept) / "torchair_scope"
-
-
-def _compiler() -> list[str]:
-    """The command that compiles C.
-
-    **Raises:** `FileNotFoundError` if there is none.
-    """
-    for command in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        words = shlex.split(command) if command else []
-        if words and shutil.which(words[0]):
-            return words
-    raise FileNotFoundError("there is no C compiler")
-
-
-def _key(command: list[str]) -> str:
-    """Differs where the file of one processor, compiler or version would not do for another."""
-    processor = [platform.machine(), platform.processor()]
-    with contextlib.suppress(OSError):
-        described = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-        processor += [line for line in described if line.lower().startswith(_OF_PROCESSOR)]
-    parts = [SOURCE.read_text(), *_FLAGS, *command, *processor]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
-
-
-_OF_PROCESSOR = ("model", "flags", "features", "cpu implementer", "cpu part", "cpu variant")
-
-
-def _compile(command: list[str], path: Path) -> None:
-    """Compile to a file that is whole or not there.
-
-    **Raises:** `subprocess.SubprocessError` or `OSError` if that fails.
-    """
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        for further in _FOR_THIS_PROCESSOR:
-            line = [*command, *_FLAGS, *further, "-o", str(made), str(SOURCE), "-lm"]
-            if _runs(line):
-                os.replace(made, path)
-                return
-    raise OSError(f"{shlex.join(command)} cannot compile {SOURCE}")
-
-
-def _runs(line: list[str]) -> bool:
-    return subprocess.run(line, capture_output=True, timeout=_SECONDS).returncode == 0
+_NAMES = {getattr(torch, kind): kind for kind in KINDS} | {torch.bool: "uint8"}

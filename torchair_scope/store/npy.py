@@ -9,12 +9,13 @@ import io
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from torchair_scope.store import layout
+from torchair_scope.store import layout, native, process
 from torchair_scope.store.arrays import Array
+from torchair_scope.store.native import SmallFile
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSYS)
 _BLOCK = 1 << 18
@@ -80,6 +81,16 @@ class Folder:
                 self._descriptor = None
 
 
+def make_small(folder: Folder, files: Sequence[SmallFile]) -> list[int] | None:
+    """Make small files, one after the other; give the number of the error of each, 0 for none.
+
+    None if that cannot be done in one go: make each alone.
+
+    **Raises:** `OSError` if there can be no folder.
+    """
+    return native.make_files(folder.descriptor(), files, _temporary())
+
+
 def write_npy(folder: Folder, name: str, value: Npy) -> int:
     """Write a value as a file whole or not at all; give the bytes of the file.
 
@@ -120,7 +131,7 @@ def copy_npy(source: str, folder: Folder, name: str) -> int:
 
 
 def _made(folder: Folder, name: str, fill: Callable[[int], int]) -> int:
-    temporary = f".{os.getpid()}-{next(_temporary_number)}.part"
+    temporary = _temporary()
     descriptor, at = _create(folder, temporary)
     try:
         try:
@@ -133,6 +144,11 @@ def _made(folder: Folder, name: str, fill: Callable[[int], int]) -> int:
             os.unlink(temporary, dir_fd=at)
         raise
     return size
+
+
+def _temporary() -> str:
+    """A name for a file that is not whole, which no other has."""
+    return f".{process.number()}-{next(_temporary_number)}.part"
 
 
 def _create(folder: Folder, name: str) -> tuple[int, int]:
@@ -172,7 +188,7 @@ def has_no_links(error: OSError) -> bool:
 
 def holds(path: str, value: Npy) -> bool:
     """Whether a file has exactly these bytes."""
-    header, data = value.header, value.data.data
+    header, data = value.header, value.data
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -182,14 +198,19 @@ def holds(path: str, value: Npy) -> bool:
             return False
         if os.pread(descriptor, len(header), 0) != header:
             return False
-        block = memoryview(bytearray(min(_BLOCK, len(data))))
-        for start in range(0, len(data), _BLOCK):
-            expected = data[start : start + _BLOCK]
-            count = os.preadv(descriptor, [block], len(header) + start)
-            if count < len(expected) or block[: len(expected)] != expected:
-                return False
-        return True
+        same = native.file_has(descriptor, len(header), data)
+        return _has(descriptor, len(header), data) if same is None else same
     except OSError:
         return False
     finally:
         os.close(descriptor)
+
+
+def _has(descriptor: int, offset: int, data: Array) -> bool:
+    block = np.empty(min(_BLOCK, len(data)), dtype=np.uint8)
+    for start in range(0, len(data), _BLOCK):
+        expected = data[start : start + _BLOCK]
+        count = os.preadv(descriptor, [block.data], offset + start)
+        if count < len(expected) or not np.array_equal(block[: len(expected)], expected):
+            return False
+    return True

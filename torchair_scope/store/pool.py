@@ -77,6 +77,12 @@ class Pool:
             elif self._idle and self._queued >= _BYTES_TO_WAKE:
                 self._work.notify()
 
+    def wake(self) -> None:
+        """Have a thread begin, if one is idle: more has come than is worth to wait for."""
+        with self._changed:
+            if self._idle and self._jobs:
+                self._work.notify()
+
     def _expect(self, job: Job) -> None:
         job.group.outstanding += 1
         self._outstanding += 1

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from torchair_scope.store import layout
+from torchair_scope.store import layout, process
 from torchair_scope.store.budget import Disk
 from torchair_scope.store.contents import Contents, Links
 from torchair_scope.store.identity import Known
@@ -107,9 +107,11 @@ class RankFolder:
 
     def check_owner(self) -> None:
         """Raise `OSError` in a forked child of the process that the folder belongs to."""
-        if os.getpid() != self.pid:
+        if process.number() != self.pid:
             raise OSError(
-                errno.EPERM, f"process {os.getpid()} does not write to its parent's dump", self.path
+                errno.EPERM,
+                f"process {process.number()} does not write to its parent's dump",
+                self.path,
             )
 
     def room(self) -> int:
@@ -158,7 +160,7 @@ class Run:
 
     def in_this_process(self) -> Run:
         """Give this run, or in a forked child the child's own: it never writes to its parent's."""
-        if os.getpid() == self.rank_folder.pid:
+        if process.number() == self.rank_folder.pid:
             return self
         return open_run(self.rank_folder.base, self.on_error)
 

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 # What the manifest needs to say that the disk is full.
 ROOM_FOR_RECORDS = 256 * 1024
-# How long the record of a call may wait for others, to be written with them.
+# How long the record of a call may wait for others, and for how many, to be written with them.
 _SECONDS_UNRECORDED = 0.5
+_RECORDED_TOGETHER = 32
 
 Mode = Literal["all", "input", "output"]
 _OF_INPUTS = ("INPUT", "KWARG")
@@ -257,7 +258,8 @@ class Step:
         with self.lock:
             self._open.pop(call.order, None)
             self._done.append(call)
-            if time.monotonic() - self._flushed < _SECONDS_UNRECORDED:
+            waited = time.monotonic() - self._flushed
+            if len(self._done) < _RECORDED_TOGETHER and waited < _SECONDS_UNRECORDED:
                 return
         try:
             self.flush()
