@@ -392,3 +392,111 @@ def test_an_illegal_option_in_traced_code_is_the_error_that_it_is_elsewhere(
 
     with pytest.raises(error, match=re.escape(text)):
         function(torch.ones(2))
+
+
+# --- values that traced code has not written down -----------------------------------------------
+
+LIMIT = 2
+MADE_OF_A_NUMBER = {
+    "an int": lambda n: {"steps": n},
+    "a bool": lambda n: {"mode": "output" if n > 1 else "all"},
+    "a str": lambda n: {"mode": ("all", "input", "output")[n]},
+    "a range": lambda n: {"steps": range(n)},
+    "a list": lambda n: {"steps": [n, 0]},
+    "a tuple": lambda n: {"steps": (n, 0)},
+    "a set": lambda n: {"steps": {n, 0}},
+    "a frozenset": lambda n: {"ranks": frozenset({0, n})},
+    "a dict": lambda n: {"sample": {"head": n}},
+    "a slice": lambda n: {"sample": slice(n)},
+    "slices": lambda n: {"sample": (slice(n), slice(None, None, n))},
+    "a product": lambda n: {"max_inflight": n * 1024},
+}
+
+
+class Holder:
+    pass
+
+
+def from_closure(make):
+    limit = 2
+
+    def function(x):
+        with data_dump("mine", **make(limit)):
+            return x + 1
+
+    return function, ()
+
+
+def from_global(make):
+    def function(x):
+        with data_dump("mine", **make(LIMIT)):
+            return x + 1
+
+    return function, ()
+
+
+def from_attribute(make):
+    holder = Holder()
+    holder.number = 2
+
+    def function(x):
+        with data_dump("mine", **make(holder.number)):
+            return x + 1
+
+    return function, ()
+
+
+def from_argument(make):
+    def function(x, limit):
+        with data_dump("mine", **make(limit)):
+            return x + 1
+
+    return function, (2,)
+
+
+def saved(path):
+    """What is dumped: step, node, files, and what is in them."""
+    (rank,) = read(path).ranks
+    return [
+        (call.step, call.node, sorted(call.input_files), sorted(call.output_files), shapes(call))
+        for call in rank.calls
+    ]
+
+
+def shapes(call):
+    try:
+        return [tuple(value.shape) for value in call.load_outputs()]
+    except MissingTensorError:
+        return None
+
+
+@pytest.mark.parametrize("source", [from_closure, from_global, from_attribute, from_argument])
+@pytest.mark.parametrize("kind", MADE_OF_A_NUMBER)
+def test_an_option_may_be_made_of_what_dynamo_traces_as_a_variable(kind, source, tmp_path):
+    x, make = torch.zeros(3, 3), MADE_OF_A_NUMBER[kind]
+    function, arguments = source(make)
+    run = torch.compile(
+        function,
+        backend="torchair_scope",
+        options={"path": str(tmp_path / "traced"), "backend": "aot_eager"},
+        fullgraph=True,
+        dynamic=True,
+    )
+    for _ in range(3):
+        run(x, *arguments)
+    for _ in range(3):
+        with data_dump("mine", path=tmp_path / "written", **make(2)):
+            x + 1
+    assert saved(tmp_path / "traced") == saved(tmp_path / "written")
+
+
+def test_another_value_of_such_an_option_is_looked_up_anew(dump_path):
+    def function(x, limit):
+        with data_dump("mine", steps=[limit]):
+            return x + 1
+
+    run = compiled(function, dump_path)
+    for limit in (0, 1, 0, 5):
+        run(torch.zeros(3), limit)
+    # Each value is a graph of its own, which counts its own steps: only limit 0 has had its step.
+    assert calls_of(dump_path) == [("mine", 0, "add")]

@@ -353,8 +353,10 @@ def has_own_dispatch(cls: type) -> bool:
     return cls not in (torch.Tensor, torch.nn.Parameter) and handler not in ordinary
 
 
-def composite_kernel(operator: torch._ops.OpOverload) -> Callable[..., Any] | None:
+def composite_kernel(operator: torch._ops.OperatorBase) -> Callable[..., Any] | None:
     """How an operator is made of others, where autograd has not taken it apart (inference mode)."""
+    if not isinstance(operator, torch._ops.OpOverload):
+        return None
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     has_kernel = private("torch._C", "_dispatch_has_kernel_for_dispatch_key")
     if not has_kernel(operator.name(), key):  # type: ignore[no-untyped-call]
@@ -362,14 +364,16 @@ def composite_kernel(operator: torch._ops.OpOverload) -> Callable[..., Any] | No
     return functools.partial(operator._op_dk, key)
 
 
-def eager_kernel(operator: torch._ops.HigherOrderOperator) -> Callable[..., Any] | None:
-    """What a higher-order operator does when it runs: it calls its bodies."""
-    return operator.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+def runs_bodies(operator: torch._ops.HigherOrderOperator) -> bool:
+    """Whether a higher-order operator calls its bodies when it runs."""
+    return torch._C.DispatchKey.CompositeExplicitAutograd in operator.py_kernels
 
 
-def node_name_of(operator: torch._ops.OpOverload) -> str:
+def node_name_of(operator: torch._ops.OperatorBase) -> str:
     """The name that AOTAutograd gives the first node of this operator."""
-    return torch.fx.Graph()._target_to_str(operator.overloadpacket.__name__)
+    packet: Any = getattr(operator, "overloadpacket", operator)
+    name = packet.__name__
+    return torch.fx.Graph()._target_to_str(name)
 
 
 # --- autograd ----------------------------------------------------------------------------------
@@ -553,6 +557,7 @@ def compiling_for_scopes(
       a part of it would overwrite others.
     * Its pass that makes tensors of floats runs `keeping_meta`: the nodes that it puts in the
       place of others come without any.
+    * `scan` hands annotations on, from the body that it differentiates to what it makes of it.
     """
     config = private("torch._functorch", "config")
     off = {
@@ -562,7 +567,12 @@ def compiling_for_scopes(
         "cse": False,
         "donated_buffer": False,
     }
-    with _floats_to_tensors(keeping_meta), config.patch(off), _tracing_annotations():
+    with (
+        _floats_to_tensors(keeping_meta),
+        _annotated_partitions(),
+        config.patch(off),
+        _tracing_annotations(),
+    ):
         yield
 
 
@@ -603,6 +613,47 @@ def _floats_to_tensors(
         yield
     finally:
         setattr(importlib.import_module(module), name, own)
+
+
+@contextlib.contextmanager
+def _annotated_partitions() -> Iterator[None]:
+    """Have the graphs that a body is differentiated and partitioned by run node by node.
+
+    `scan` traces its body with its backward, traces that graph again, cuts it in two, and traces
+    both halves into the graph around it. Where it runs generated code for that, what was known of
+    the nodes is lost.
+    """
+    module = importlib.import_module("torch._higher_order_ops.partitioner")
+    traced = state(module.__name__, "materialize_as_graph")
+    partitioned = state(module.__name__, "HopPartitionedGraph")
+
+    def materialize_as_graph(*args: Any, **kwargs: Any) -> torch.fx.GraphModule:
+        return _run_node_by_node(traced(*args, **kwargs))
+
+    def partitioned_graph(
+        fw_gm: torch.fx.GraphModule, bw_gm: torch.fx.GraphModule, *facts: Any
+    ) -> Any:
+        return partitioned(_run_node_by_node(fw_gm), _run_node_by_node(bw_gm), *facts)
+
+    # Dynamo compiles under a lock, so no other thread compiles meanwhile.
+    module.materialize_as_graph = materialize_as_graph  # type: ignore[attr-defined]
+    module.HopPartitionedGraph = partitioned_graph  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.materialize_as_graph = traced  # type: ignore[attr-defined]
+        module.HopPartitionedGraph = partitioned  # type: ignore[attr-defined]
+
+
+def _run_node_by_node(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Have the nodes that are traced from a graph take over its annotations."""
+
+    def forward(*args: Any) -> Any:
+        with private("torch.fx.traceback", "preserve_node_meta")():
+            return torch.fx.Interpreter(gm).run(*args)
+
+    gm.forward = forward
+    return gm
 
 
 def inductor_decompositions() -> DecompositionTable:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -132,7 +133,7 @@ def data_dump(
     if not switch.on:
         return contextlib.nullcontext()
     if torch.compiler.is_dynamo_compiling():
-        return annotate({KEY: _open_scope(name, **options)})
+        return annotate({KEY: _open_scope(name, **_specialized(options))})
     if _torch_private.is_recorded():
         return _torch_private.annotating({KEY: _open_scope(name, **options)})
     return EagerScope(name, options_of(options, "data_dump") if options else NONE)
@@ -151,6 +152,22 @@ def _scope_with_key(name: str, key: str) -> AbstractContextManager[None]:
 
 _torch_private.skip_frames(data_dump)
 _torch_private.skip_frames(_scope_with_key)
+
+
+def _specialized(value: Any) -> Any:
+    """The same value, of which Dynamo traces nothing as a variable; it recompiles for another one.
+
+    An int that it has seen change is one, and that could not be made a constant of the trace.
+    """
+    if type(value) is int:
+        return operator.index(value)
+    if type(value) is dict:
+        return {key: _specialized(member) for key, member in value.items()}
+    if type(value) is slice:
+        return slice(*map(_specialized, (value.start, value.stop, value.step)))
+    if type(value) in (list, tuple):
+        return type(value)(map(_specialized, value))
+    return value
 
 
 @_torch_private.constant_of_trace

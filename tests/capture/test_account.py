@@ -149,8 +149,60 @@ def test_what_a_pass_merges_with_an_equal_operator_is_a_reason(dump_path):
 
     row = run_with_pass(function, merge, dump_path)
     assert (row.tagged, row.dumped) == (2, 1)
-    (reason,) = row.missing
-    assert "merged with an equal one outside" in reason
+    assert row.missing == {"merged with an equal operator (CSE)": 1}
+
+
+def replaced_by_a_pass(name):
+    """A pass that puts an operator of the pass's own in the place of one."""
+
+    def replace(graph):
+        node = next(node for node in graph.nodes if node.name == name)
+        with graph.inserting_before(node):
+            new = graph.call_function(torch.ops.aten.clone.default, node.args[:1])
+        new.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+
+    return replace
+
+
+REPLACED = "removed or replaced by a pass: no operator of the compiled graph is its own"
+
+
+def test_what_a_pass_replaces_is_a_reason_of_its_own(dump_path):
+    def function(x):
+        y = x.relu()
+        with data_dump("mine"):
+            return x.abs() + y
+
+    row = run_with_pass(function, replaced_by_a_pass("abs_1"), dump_path)
+    assert (row.tagged, row.dumped) == (2, 1)
+    assert row.missing == {REPLACED: 1}
+
+
+def test_an_operator_on_what_was_written_to_in_between_is_no_equal_one(dump_path):
+    def function(x):
+        z = x + 1
+        y = z.abs()
+        z.mul_(1)
+        with data_dump("mine"):
+            return z.abs() + y
+
+    row = run_with_pass(function, replaced_by_a_pass("abs_2"), dump_path)
+    assert row.missing == {REPLACED: 1}
+
+
+def test_random_operators_are_not_merged(dump_path):
+    def function(x):
+        with data_dump("mine"):
+            return x.bernoulli() + x.bernoulli()
+
+    def drop(graph):
+        names = [node.name for node in graph.nodes if "bernoulli" in node.name]
+        replaced_by_a_pass(names[-1])(graph)
+
+    row = run_with_pass(function, drop, dump_path)
+    assert row.missing == {REPLACED: 1}
 
 
 # --- what is dumped without a scope --------------------------------------------------------------

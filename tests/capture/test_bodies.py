@@ -171,13 +171,81 @@ def test_the_backward_of_a_body_is_dumped_as_far_as_it_comes_from_the_scope(
     assert set(again) == {("aten.gelu.default", True), ("aten.gelu_backward.default", None)}
 
 
+def short_targets(calls):
+    return [call.target.removeprefix("aten.").partition(".")[0] for call in calls]
+
+
 @every_inner
-def test_of_scan_with_gradients_the_whole_body_is_dumped_forward_and_backward(dump_path, inner):
+def test_of_scan_with_gradients_the_operators_of_the_scope_are_dumped_in_each_run(dump_path, inner):
     rank = dump(in_scan, (torch.ones(2, 3),), inner, dump_path, backward=True)
+    assert names(calls_of(rank, "forward")) == [
+        f"scan_0__{i}__{name}" for i in range(2) for name in ("mul", "gelu")
+    ]
+    for i in range(2):
+        run = [c for c in calls_of(rank, "backward") if c.node.startswith(f"scan_1__{i}__")]
+        again = [call for call in run if call.record.get("recompute")]
+        assert short_targets(again) == ["mul", "gelu"]
+        assert short_targets(run[2:]) == ["gelu_backward", "mul", "mul"]
     assert {call.scope for call in rank.calls} == {"row"}
-    forward = {call.target for call in calls_of(rank, "forward")}
-    assert {"aten.mul.Tensor", "aten.gelu.default", "aten.cos.default"} <= forward
-    assert "aten.gelu_backward.default" in {call.target for call in calls_of(rank, "backward")}
+
+
+def weighted_scan(x, w):
+    def body(carry, row):
+        with data_dump("kept"):
+            kept = carry.tanh()
+        with data_dump("used"):
+            used = row * w
+        return kept + used, kept.cos()
+
+    return scan(body, x[0], x)
+
+
+def test_sums_of_the_gradients_of_what_scan_closes_over_belong_to_no_scope(dump_path):
+    inputs = (torch.ones(2, 3), torch.full((3,), 2.0))
+    rank = dump(weighted_scan, inputs, "aot_eager", dump_path, backward=True)
+    found = {(c.scope, t) for c, t in zip(rank.calls, short_targets(rank.calls), strict=True)}
+    assert {("kept", "tanh"), ("used", "mul")} <= found
+    assert ("kept", "add") not in found
+    assert ("used", "add") not in found
+
+
+def test_a_scope_around_scan_with_gradients_has_all_of_its_backward(dump_path):
+    def function(x):
+        with data_dump("around"):
+            return scan(lambda carry, row: (carry * row, row.sin()), x[0], x)
+
+    rank = dump(function, (torch.ones(2, 3),), "aot_eager", dump_path, backward=True)
+    backward = calls_of(rank, "backward")
+    assert {"scan", "mul", "cos"} <= set(short_targets(backward))
+    assert {call.scope for call in backward} == {"around"}
+
+
+def test_scopes_in_branches_in_scan_with_gradients_are_dumped(dump_path):
+    def body(carry, row):
+        return torch.cond(row.sum() > 0, branch, torch.cos, (carry,)), row.exp()
+
+    def function(x):
+        return scan(body, x[0], x)
+
+    rank = dump(function, (torch.ones(2, 3),), "aot_eager", dump_path, backward=True)
+    forward, backward = calls_of(rank, "forward"), calls_of(rank, "backward")
+    assert names(forward) == [f"scan_0__{i}__cond_0__gelu" for i in range(2)]
+    assert set(short_targets(backward)) == {"gelu", "gelu_backward"}
+    assert {call.scope for call in rank.calls} == {"branch"}
+
+
+def test_a_scope_in_scan_of_which_nothing_is_differentiated_is_dumped_in_the_forward(dump_path):
+    def body(carry, row):
+        with data_dump("mask"):
+            mask = row > 0
+        return carry * mask, row.sin()
+
+    def function(x):
+        return scan(body, x[0], x)
+
+    rank = dump(function, (torch.ones(2, 3),), "aot_eager", dump_path, backward=True)
+    assert names(calls_of(rank, "forward")) == ["scan_0__0__gt", "scan_0__1__gt"]
+    assert all(call.record.get("recompute") for call in calls_of(rank, "backward"))
 
 
 @torch.compiler.nested_compile_region

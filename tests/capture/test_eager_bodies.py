@@ -10,6 +10,7 @@ import torch
 from functorch.experimental.control_flow import map as torch_map
 from torch._higher_order_ops import scan, while_loop
 
+import torchair_scope as torchair
 from tests.support.account import assert_adds_up, rows
 from tests.support.bits import difference
 from tests.support.replay import assert_replays
@@ -61,7 +62,13 @@ def scoped(function):
 def targets(path):
     (rank,) = read(path).ranks
     assert rank.problems == []
-    return Counter(call.target.split(".")[1] for call in rank.calls)
+    return Counter(call.target.removeprefix("aten.").split(".")[0] for call in rank.calls)
+
+
+def calls_forward(path):
+    (rank,) = read(path).ranks
+    backward = {graph["graph"] for graph in rank.graphs if graph["direction"] == "backward"}
+    return [call for call in rank.calls if call.graph not in backward]
 
 
 # What a body computes, and how often it runs.
@@ -83,6 +90,73 @@ def test_forward_is_that_without_a_scope_and_each_run_of_a_body_is_dumped(functi
     name, times = EACH[function]
     assert targets(dump_path)[name] == times
     assert_replays(read(dump_path))
+    assert_adds_up(rows(), read(dump_path))
+
+
+def run_nested(x):
+    def inner(y):
+        return torch.cond(y.sum() > 1, lambda y: y.exp(), lambda y: y.cos(), (y,))
+
+    return while_loop(lambda n, y: n < 2, lambda n, y: (n + 1, inner(y)), (torch.tensor(0), x))[1]
+
+
+def run_twice(x):
+    return run_cond(run_cond(x))
+
+
+@pytest.mark.parametrize("function", [*EACH, run_nested, run_twice])
+def test_calls_in_bodies_have_the_names_lines_and_scopes_that_they_have_when_compiled(
+    function, dump_path, tmp_path
+):
+    x = torch.linspace(-1, 2, 6).view(2, 3)
+    scoped(function)(x)
+    options = {"path": str(tmp_path / "compiled"), "backend": "aot_eager"}
+    torch.compile(scoped(function), backend="torchair_scope", options=options)(x)
+    eager, compiled = (
+        [
+            (call.node, call.operator, call.scope, call.source["line"])
+            for rank in torchair.load(path).ranks
+            for call in rank.calls
+            if "__" in call.node or call.operator in ("cond", "while_loop", "scan", "map_impl")
+        ]
+        for path in (dump_path, tmp_path / "compiled")
+    )
+    assert eager == compiled
+    assert len({name for name, *_ in eager}) == len(eager) > EACH.get(function, (None, 1))[1]
+
+
+def test_an_eager_golden_of_control_flow_pairs_with_a_compiled_target_by_name(dump_path, tmp_path):
+    x = torch.linspace(-1, 2, 6).view(2, 3)
+    scoped(run_while_loop)(x)
+    options = {"path": str(tmp_path / "compiled"), "backend": "aot_eager"}
+    torch.compile(scoped(run_while_loop), backend="torchair_scope", options=options)(x)
+    comparison = torchair.compare(dump_path, tmp_path / "compiled")
+    pairs = {result.pair.target.node: result.pair for result in comparison.results}
+    assert pairs["while_loop_0__2__tanh"].golden.node == "while_loop_0__2__tanh"
+    inside = [pair for name, pair in pairs.items() if "__" in name]
+    assert {pair.rule for pair in inside} == {"name"}
+
+
+def test_a_scope_in_a_branch_in_an_eager_scope_dumps_the_branch_for_itself(dump_path):
+    def branch(x):
+        with data_dump("branch", ops="*tanh*"):
+            return x.tanh() * 2
+
+    def function(x):
+        return torch.cond(x.sum() > 0, branch, lambda x: x.cos(), (x,)) + 1
+
+    scoped(function)(torch.ones(3))
+    scopes = {call.node: call.scope for call in calls_forward(dump_path)}
+    assert scopes == {
+        "sum_1": "mine",
+        "gt": "mine",
+        "cond": "mine",
+        "cond_0__tanh": "mine/branch",
+        "add": "mine",
+    }
+    told = {row.scope: row for row in rows()}
+    assert told["mine/branch"].missing == {"not selected by ops": 1}
+    assert told["branch"].remark is None
     assert_adds_up(rows(), read(dump_path))
 
 

@@ -92,8 +92,11 @@ class Call:
         return not (self.record or {}).get("unfinished", False)
 
     def _fact(self, name: str) -> Any:
-        fact = (self.record or {}).get(name)
-        return self.graph.nodes.get(self.node, {}).get(name) if fact is None else fact
+        record = self.record or {}
+        # Each run of a body has a call of its own; the graph's record lists its operators once.
+        listed = self.graph.nodes.get(record.get("listed_as", self.node), {})
+        fact = record.get(name)
+        return listed.get(name) if fact is None else fact
 
 
 @dataclass(frozen=True, eq=False)

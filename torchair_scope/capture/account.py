@@ -23,16 +23,26 @@ import torch
 from torchair_scope.capture.dynamo_graph import (
     computes_tensors,
     dead_nodes,
+    equal_operators,
     gives_what_it_is_given,
     is_constant,
 )
+from torchair_scope.capture.nodes import is_of_backward
 from torchair_scope.capture.partition import has_own_kind
-from torchair_scope.capture.tags import UNKNOWN, Tag, annotate_node, graphs_in, tag_of
+from torchair_scope.capture.tags import (
+    UNKNOWN,
+    Tag,
+    annotate_node,
+    graphs_in,
+    own_annotations,
+    tag_of,
+)
 from torchair_scope.capture.targets import is_unpacking
 from torchair_scope.store.budget import BUDGET, DISK
 from torchair_scope.store.writer import CallReport
 
 KEY_OF_NODE = "torchair_scope_node"
+KEY_OF_EQUALS = "torchair_scope_equals"  # on operators that are equal to one of a scope
 # What is dumped without a scope has a row as well.
 WHOLE_GRAPHS = Tag("(whole graphs)", "debug.data_dump.type")
 NAMED_NODES = Tag("(named nodes)", "dump_config.dump_layer")
@@ -45,6 +55,7 @@ class Outcome(enum.IntEnum):
     FOLDED = enum.auto()
     NO_OP = enum.auto()
     REMOVED = enum.auto()
+    MERGED = enum.auto()
     NO_TENSOR = enum.auto()
     UNPACKS = enum.auto()
     IN_BODY = enum.auto()
@@ -73,7 +84,8 @@ _REASONS = {
     Outcome.DEAD: "removed as dead code, since nothing uses its value",
     Outcome.FOLDED: "folded to a constant",
     Outcome.NO_OP: "does nothing, since it gives what it is given",
-    Outcome.REMOVED: "left no operator: merged with an equal one outside, or replaced by a pass",
+    Outcome.REMOVED: "removed or replaced by a pass: no operator of the compiled graph is its own",
+    Outcome.MERGED: "merged with an equal operator (CSE)",
     Outcome.NO_TENSOR: "not a tensor: computes sizes or other numbers",
     Outcome.UNPACKS: "takes a value out of a result that is dumped as a whole",
     Outcome.IN_BODY: "in the body of an operator that is dumped as one",
@@ -159,6 +171,7 @@ class Account:
         self._lock = threading.RLock()
         self._entries: dict[tuple[str, str], Entry] = {}
         self._operators: dict[str, Operator] = {}
+        self._equals: dict[str, list[str]] = {}
         self._numbers = itertools.count()
         self._thread = _Traced()
 
@@ -167,6 +180,7 @@ class Account:
         with self._lock:
             self._entries.clear()
             self._operators.clear()
+            self._equals.clear()
 
     def entries(self) -> list[Entry]:
         """All scopes, in the order in which they were first entered."""
@@ -222,6 +236,17 @@ class Account:
                 tag = tag_of(node)
                 if tag is not None and node.op.startswith("call_"):
                     self._number(node, tag, _outcome_when_traced(node, dead))
+            for equals in equal_operators(graph):
+                self._join(equals)
+
+    def _join(self, equals: list[torch.fx.Node]) -> None:
+        """Mark operators, so that of one of a scope which is missing an equal one can be found."""
+        numbers = [number for number in map(number_of, equals) if number is not None]
+        if numbers:
+            with self._lock:
+                self._equals[numbers[0]] = numbers
+            for node in equals:
+                annotate_node(node, KEY_OF_EQUALS, numbers[0])
 
     def _number(self, node: torch.fx.Node, tag: Tag, outcome: Outcome) -> None:
         with self._lock:
@@ -242,13 +267,22 @@ class Account:
         for graph in graphs_in(gm):
             for node in graph.nodes:
                 tag = tag_of(node)
-                if tag is None or not node.op.startswith("call_"):
+                if not node.op.startswith("call_"):
+                    continue
+                if not is_of_backward(node):
+                    self._note_merged(node)
+                if tag is None:
                     continue
                 if not is_traced:
                     self._number(node, tag, Outcome.REMOVED)
                 with self._lock:
                     self._entry(tag).reached += 1
                 self.note([number_of(node)], _outcome_when_reached(node))
+
+    def _note_merged(self, node: torch.fx.Node) -> None:
+        """An operator is in the compiled graph: what is equal to it and is not was merged."""
+        group = own_annotations(node.meta.get("custom")).get(KEY_OF_EQUALS)
+        self.note(self._equals.get(group or "", ()), Outcome.MERGED)
 
     def untagged(self, gm: torch.fx.GraphModule) -> None:
         """Count the operators of an ATen graph that is dumped as a whole."""
@@ -374,7 +408,7 @@ def _outcome_of(report: CallReport) -> Outcome:
 
 def number_of(node: torch.fx.Node) -> str | None:
     """The number of the tagged Dynamo node that a node comes of."""
-    return (node.meta.get("custom") or {}).get(KEY_OF_NODE)
+    return own_annotations(node.meta.get("custom")).get(KEY_OF_NODE)
 
 
 account = Account()
@@ -506,6 +540,8 @@ def _remark(entry: Entry, entries: list[Entry]) -> str | None:
     """What is wrong with a scope as a whole."""
     inside = any(other.tagged and other.scope.startswith(f"{entry.scope}/") for other in entries)
     inside = inside or bool(entry.names)
+    if not entry.tagged and any(_is_within(other, entry) for other in entries if other.tagged):
+        return None
     if not entry.tagged and not inside and not entry.arrived:
         return (
             "nothing of it came to a backend of torchair_scope: it is empty, or its code is "
@@ -526,6 +562,14 @@ def _remark(entry: Entry, entries: list[Entry]) -> str | None:
             "config.debug.graph_dump.type = 'py' writes graphs with the names of their nodes"
         )
     return entry.unseen
+
+
+def _is_within(other: Entry, entry: Entry) -> bool:
+    """Whether an entry is that of the same scope, as it ran in another one that it was traced in.
+
+    What is traced for eager code, as branches of `cond` are, does not know the scopes around it.
+    """
+    return other.opened_at == entry.opened_at and other.scope.endswith(f"/{entry.scope}")
 
 
 def has_losses(entry: Entry, entries: list[Entry]) -> bool:

@@ -4,7 +4,8 @@ AOTAutograd copies annotations from forward nodes to the backward nodes that com
 graphs that it traces itself. The backward of a body is traced by the operator around it, which
 runs the body and differentiates it, and there annotations are lost. So a body with tags runs node
 by node while it is traced, with the annotations in force, and puts them on the autograd nodes that
-come to be: they are in force again when these run.
+come to be: they are in force again when these run. What AOTAutograd then copies within bodies, by
+numbers that count in each of them anew, is taken away again.
 
 Gradients that `torch.func.grad` and its like take are operators of the forward graph. They get the
 tags of the operators that they are gradients of, unless they are taken in a scope themselves.
@@ -20,11 +21,15 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torchair_scope import _torch_private
-from torchair_scope.capture.bodies import tags_in_bodies
+from torchair_scope.capture.bodies import called_bodies, tags_in_bodies
+from torchair_scope.capture.nodes import is_of_backward
 from torchair_scope.capture.tags import (
     KEY_IN_BACKWARD,
     KEY_OF_BODIES,
     KEY_OF_GRADIENTS,
+    annotate_node,
+    own_annotations,
+    put_tag,
     tag_in,
     tag_of,
     with_tag,
@@ -34,18 +39,29 @@ from torchair_scope.capture.tags import (
 def keep_tags_in_backward(gm: torch.fx.GraphModule) -> None:
     """Prepare the bodies in a Dynamo graph, so that their tags reach their backward graphs.
 
-    The operators around them remember that they had tags: those of `scan` trace their bodies more
-    than once, and lose them even so.
+    Operators that do more with a body than call it (`flex_attention`) lose its tags even so, and
+    remember that it had some.
     """
     for module in filter(_is_graph, gm.modules()):
         for node in module.graph.nodes:
             tag = next(tags_in_bodies(node), None)
-            if tag is not None and tag_of(node) is None:
-                annotations = node.meta.get("custom") or {}
-                node.meta["custom"] = {**annotations, KEY_OF_BODIES: tuple(tag)}
+            if tag is not None and tag_of(node) is None and not called_bodies(node):
+                annotate_node(node, KEY_OF_BODIES, tuple(tag))
         if module is not gm and any(map(_has_tag, module.graph.nodes)):
             # On the instance: the graph's generated code, a method of the class, is not touched.
             module.forward = _AnnotatedRun(module)
+
+
+def forget_copied_tags(gm: torch.fx.GraphModule) -> None:
+    """Take tags off those backward operators in bodies that no autograd node with tags has run.
+
+    These are sums, such as those of the gradients of what all runs of a body of `scan` are given.
+    """
+    for graph in (module.graph for module in filter(_is_graph, gm.modules())):
+        if any(map(_has_own_annotations, graph.nodes)):
+            for node in graph.nodes:
+                if is_of_backward(node) and not _has_own_annotations(node):
+                    put_tag(node, None)
 
 
 def keep_tags_in_gradients(gm: torch.fx.GraphModule) -> None:
@@ -77,6 +93,10 @@ def _tagged_gradients(outputs: Any, *args: Any, **kwargs: Any) -> Any:
     annotations = {**_torch_private.enclosing_annotations(), KEY_OF_GRADIENTS: True}
     with _torch_private.annotations_in_force(annotations):
         return _torch_private.gradients_of_transforms()(outputs, *args, **kwargs)
+
+
+def _has_own_annotations(node: torch.fx.Node) -> bool:
+    return KEY_IN_BACKWARD in (node.meta.get("custom") or {})
 
 
 def _has_tag(node: torch.fx.Node) -> bool:
@@ -124,8 +144,8 @@ def _made_since(first: int, result: Any) -> Iterator[Any]:
 
 def _annotate_runs(autograd_node: Any, of_forward: Mapping[str, Any]) -> None:
     """Have the annotations of a node in force whenever an autograd node runs."""
-    annotations = with_tag(of_forward, None)
-    annotations[KEY_IN_BACKWARD] = tuple(tag_in(of_forward) or ())
+    own = dict(own_annotations(of_forward))
+    annotations = {**with_tag(of_forward, None), KEY_IN_BACKWARD: own}
     in_force: list[Any] = []
 
     def before(gradients: Any) -> None:

@@ -12,6 +12,7 @@ Places nest: `while_loop_0__2__cond_0__sin`. In a graph record `*` stands for th
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -102,15 +103,32 @@ def given_operator(node: torch.fx.Node) -> tuple[int, OpOverload] | None:
 
 def place_of(node: torch.fx.Node) -> str:
     """What the names of calls inside an operator begin with, `cond_0__`; unique in its graph."""
-    place = node.name if _NUMBERED.fullmatch(node.name) else f"{node.name}_0"
+    place = numbered(node.name)
     others = {other.name for other in node.graph.nodes if other is not node}
     while place in others or any(other.startswith(f"{place}__") for other in others):
         place += "_"
     return f"{place}__"
 
 
+def numbered(name: str) -> str:
+    """The name of a node with its number: FX gives the first one of a name none."""
+    return name if _NUMBERED.fullmatch(name) else f"{name}_0"
+
+
+def labels_of(operator: str) -> Iterator[Label]:
+    """The labels of an operator's bodies in order, endless; any is taken to run each time."""
+    return itertools.chain(_BODIES.get(operator, ()), itertools.repeat(_EACH_TIME))
+
+
 def tags_in_bodies(node: torch.fx.Node) -> Iterator[Tag]:
-    """The tags of all operators in the bodies of a node, and in the bodies of these."""
+    """The tags of all operators in the bodies of a node, and in the bodies of these.
+
+    Of bodies that the node may not just call it is one that they had in the Dynamo graph, too.
+    """
+    had = (node.meta.get("custom") or {}).get(KEY_OF_BODIES)
+    # The annotation is also copied to other nodes that the operator gives rise to.
+    if had and next(bodies(node), None) is not None and not called_bodies(node):
+        yield Tag(*had)
     for body in bodies(node):
         for inner in body.graph.nodes:
             tag = tag_of(inner) if inner.op.startswith("call_") else None
@@ -118,13 +136,6 @@ def tags_in_bodies(node: torch.fx.Node) -> Iterator[Tag]:
                 yield from tags_in_bodies(inner)
             else:
                 yield tag
-
-
-def tag_of_lost_bodies(node: torch.fx.Node) -> Tag | None:
-    """The tag that a body of the node had in the Dynamo graph (`keep_tags_in_backward`)."""
-    value = (node.meta.get("custom") or {}).get(KEY_OF_BODIES)
-    # The annotation is also copied to other nodes that the operator gives rise to.
-    return Tag(*value) if value and next(bodies(node), None) is not None else None
 
 
 def _is_higher_order(node: torch.fx.Node) -> bool:

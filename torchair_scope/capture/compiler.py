@@ -17,7 +17,11 @@ from typing import Any, Literal
 import torch
 
 from torchair_scope.capture.account import Outcome, account, number_of
-from torchair_scope.capture.backward_tags import keep_tags_in_backward, keep_tags_in_gradients
+from torchair_scope.capture.backward_tags import (
+    forget_copied_tags,
+    keep_tags_in_backward,
+    keep_tags_in_gradients,
+)
 from torchair_scope.capture.cut import CutGraph, Part
 from torchair_scope.capture.dynamo_graph import facts_of, warn_of_dead_code
 from torchair_scope.capture.engines import engines_of, part_of
@@ -156,6 +160,7 @@ class Scoper:
     ) -> Any:
         """Compile one ATen graph: what is tagged is dumped, by the engine of its scope."""
         self.random_operators.restore(gm.graph)
+        forget_copied_tags(gm)
         for graph in graphs_in(gm):
             tag_what_stands_between(graph)
         account.reached(gm, is_traced=self.is_traced)

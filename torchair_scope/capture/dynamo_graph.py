@@ -91,6 +91,44 @@ def _is_same(one: torch.Tensor, other: Any) -> bool:
         return False
 
 
+def equal_operators(graph: torch.fx.Graph) -> list[list[torch.fx.Node]]:
+    """Operators that compute the same value as others, with these; what could differ is left out.
+
+    Two are equal if they are the same operator with equal arguments, and nothing stands between
+    them that may write to memory, switch a mode or draw random numbers.
+    """
+    first: dict[tuple[Any, ...], torch.fx.Node] = {}
+    equal: dict[torch.fx.Node, list[torch.fx.Node]] = defaultdict(list)
+    same_as: dict[torch.fx.Node, torch.fx.Node] = {}
+    effects = 0
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            same_as[node] = first.setdefault((node.target,), node)
+        elif node.op.startswith("call_") and _is_pure(node):
+            arguments = torch.fx.node.map_arg((node.args, node.kwargs), same_as.__getitem__)
+            # A node is written as its name, and a string in quotes.
+            key = (_name(node.target), repr(arguments), effects)
+            same_as[node] = first.setdefault(key, node)
+            equal[same_as[node]].append(node)
+        else:
+            same_as[node] = node
+            effects += node.op.startswith("call_")
+    return [nodes for nodes in equal.values() if len(nodes) > 1]
+
+
+def _is_pure(node: torch.fx.Node) -> bool:
+    """Whether a node of a Dynamo graph is known to give the same value for the same arguments."""
+    if _has_effect(node):
+        return False
+    if getattr(node.target, "__module__", None) == "_operator":
+        return True
+    packet = getattr(torch.ops.aten, _name(node.target), None)
+    random = torch.Tag.nondeterministic_seeded
+    return packet is not None and not any(
+        random in getattr(packet, overload).tags for overload in packet.overloads()
+    )
+
+
 def is_constant(node: torch.fx.Node) -> bool:
     """Whether a node of a Dynamo graph computes nothing of any input of the graph."""
     waiting, seen = [node], {node}

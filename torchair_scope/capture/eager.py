@@ -18,14 +18,15 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OperatorBase, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair_scope import _torch_private, switch
 from torchair_scope.capture import uncompiled
 from torchair_scope.capture.account import account
 from torchair_scope.capture.autograd_nodes import NodeFinder, tensors_in
-from torchair_scope.capture.eager_graphs import EagerCall, Entry, Origin
+from torchair_scope.capture.eager_bodies import Names, watched_bodies
+from torchair_scope.capture.eager_graphs import EagerCall, Entry, Origin, Running
 from torchair_scope.capture.frames import is_recomputing, module_here, opened_at, source_here
 from torchair_scope.capture.interpreter import mutated_arguments, writes_of
 from torchair_scope.capture.nodes import module_of, source_of
@@ -111,6 +112,8 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._number = next(_mode_numbers)
         self.options = NONE
         self._node: torch.fx.Node | None = None
+        self._runs_graph = False
+        self._names: Names | None = None  # those of the body that is being run
         self._nodes = NodeFinder(self._save_runs_of)
 
     @classmethod
@@ -135,13 +138,13 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextlib.contextmanager
     def running_graph(self, settings: DumpSettings) -> Iterator[Callable[[torch.fx.Node], None]]:
         """Save what a graph runs by the settings of its backend; yields what to tell its node."""
-        outside = self.settings, self._node
-        self.settings = settings.within(self.options)
+        outside = self.settings, self._node, self._runs_graph
+        self.settings, self._runs_graph = settings.within(self.options), True
         try:
             yield self._set_node
         finally:
             self._nodes.look()
-            self.settings, self._node = outside
+            self.settings, self._node, self._runs_graph = outside
 
     def ran_below_autograd(self, results: Any) -> None:
         """A graph has run whose results get their autograd node, one for all, after this."""
@@ -161,9 +164,7 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.is_taken_apart(types, (args, kwargs))
             return NotImplemented  # The operators that it makes of this one come here next.
         self._nodes.look()
-        if isinstance(func, HigherOrderOperator):
-            return self._run_bodies(func, args, kwargs)
-        if not isinstance(func, OpOverload) or not self.wants(func, args):
+        if not _runs_here(func) or not self.wants(func, args):
             with writes_of(func, args, kwargs):
                 return func(*args, **kwargs)
         kernel = _torch_private.composite_kernel(func)
@@ -180,7 +181,7 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         saved_by = _thread.saved_by
         return saved_by is not None and self._number < saved_by._number
 
-    def wants(self, func: OpOverload, args: tuple[Any, ...]) -> bool:
+    def wants(self, func: OperatorBase, args: tuple[Any, ...]) -> bool:
         """Whether an operator that runs now is saved."""
         return True
 
@@ -193,7 +194,9 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return Origin(self.tag, source_here(), module_here())
         inner = tag_of(self._node)
         tag = inner._replace(scope=f"{self.tag.scope}/{inner.scope}") if inner else self.tag
-        return Origin(tag, source_of(self._node), module_of(self._node))
+        # Torch compiles `cond` and its like on their own: their graphs do not know the model.
+        module = module_of(self._node) if self._runs_graph else module_here()
+        return Origin(tag, source_of(self._node) or source_here(), module)
 
     def facts(self) -> dict[str, Any]:
         """What the record of a call says beyond its origin."""
@@ -202,23 +205,38 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def computed(self, results: Any) -> None:
         """Is told what a saved operator returned."""
 
-    def _save(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        origin = self.origin()
+    def _save(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        running, origin = Running(func, args, kwargs, self._names), self.origin()
+        has_bodies = isinstance(func, HigherOrderOperator)
         with _torch_private.modes_disabled():
-            options = self.settings.options_of(origin.tag)
-            step = self.entry.step(options)
-            asked = (options, self.settings.filter)
-            call = step.begin_call(func, args, kwargs, origin, self.facts(), asked)
+            call, place = self._begin(running, origin)
         self._nodes.before((args, kwargs))
-        results = self._run(func, args, kwargs)
+        given = tuple(watched_bodies(func, args, place, self._in_body)) if has_bodies else args
+        results = self._run(func, given, kwargs)
         if call is not None:
             with _torch_private.modes_disabled():
                 call.sink.finish(results, mutated_arguments(func, args, kwargs))
             self._nodes.after(results, (origin, call))
             self.computed(results)
+        elif has_bodies:
+            self._nodes.returned(results)  # One autograd node stands for all that ran.
         return results
 
-    def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _begin(self, running: Running, origin: Origin) -> tuple[EagerCall | None, str]:
+        """Save an operator's inputs, and give what the names in its bodies begin with."""
+        options = self.settings.options_of(origin.tag)
+        step = self.entry.step(options)
+        skipped = step.skips(origin, options)
+        if skipped and not isinstance(running.operator, HigherOrderOperator):
+            return None, ""
+        node = step.node(running, origin)
+        place = step.place(running, node)
+        if skipped:
+            return None, place
+        asked = (options, self.settings.filter)
+        return step.begin_call(running, node, origin, self.facts(), asked), place
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator, which outer scopes are not to save once more."""
         outside, _thread.saved_by = _thread.saved_by, self
         try:
@@ -227,27 +245,16 @@ class SavingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             _thread.saved_by = outside
 
-    def _run_bodies(
-        self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run an operator that runs graphs, the operators of which then come here."""
-        kernel = _torch_private.eager_kernel(func)
-        if kernel is None:
-            return func(*args, **kwargs)
-
-        def within(body: Any) -> Any:
-            if not callable(body):
-                return body
-
-            def run(*operands: Any) -> Any:
-                with _torch_private.mode_pushed(self):
-                    return body(*operands)
-
-            return run
-
-        results = func(*map(within, args), **kwargs)
-        self._nodes.returned(results)  # One autograd node stands for all that ran.
-        return results
+    @contextlib.contextmanager
+    def _in_body(self, place: str) -> Iterator[Callable[[torch.fx.Node], None]]:
+        """Save what a body runs; yields what to tell its node."""
+        outside = self._names, self._node
+        self._names = Names(place)
+        try:
+            with _torch_private.mode_pushed(self):
+                yield self._set_node
+        finally:
+            self._names, self._node = outside
 
     def _save_runs_of(self, node: Any, made_by: tuple[Origin, EagerCall]) -> None:
         """Have the backward of an operator saved, whenever its autograd node runs."""
@@ -360,7 +367,7 @@ class _GradientMode(SavingMode):  # type: ignore[no-untyped-call]
     def is_open(self) -> bool:
         return not self.node_has_run and self._backward == _torch_private.running_backward()
 
-    def wants(self, func: OpOverload, args: tuple[Any, ...]) -> bool:
+    def wants(self, func: OperatorBase, args: tuple[Any, ...]) -> bool:
         """A sum belongs to the scope if all that it joins was computed in it."""
         if self._backward != _torch_private.running_backward():
             return False  # a backward that runs within this one
@@ -382,6 +389,13 @@ class _GradientMode(SavingMode):  # type: ignore[no-untyped-call]
         self.node_has_run = True
         open_mode()
         self._nodes.look()
+
+
+def _runs_here(func: Any) -> bool:
+    """Whether an operator computes something, and does not have others of its kind do it."""
+    if isinstance(func, HigherOrderOperator):
+        return _torch_private.runs_bodies(func)
+    return isinstance(func, OpOverload)
 
 
 def _node_has_run(gradients: Any, incoming: Any) -> None:

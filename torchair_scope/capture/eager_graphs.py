@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.fx.node import map_aggregate
+from torch._ops import OperatorBase
 
 from torchair_scope import _torch_private
 from torchair_scope.capture import nodes
 from torchair_scope.capture.account import Outcome, account
 from torchair_scope.capture.compiler import next_graph_number, why_left_out
+from torchair_scope.capture.eager_bodies import Names, place_in
 from torchair_scope.capture.effects import is_irreproducible
 from torchair_scope.capture.interpreter import CallSink
 from torchair_scope.capture.partition import has_own_kind
@@ -54,6 +55,15 @@ class Origin(NamedTuple):
     module: str | None
 
 
+class Running(NamedTuple):
+    """An operator that is about to run, and the names of the body that it is in, if it is."""
+
+    operator: OperatorBase
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: Names | None
+
+
 class EagerCall(NamedTuple):
     """A call that has begun: its place in the dump, and where its outputs go."""
 
@@ -82,40 +92,52 @@ class EagerStep:
         self._begin = begin
         self._begun: dict[Condition | None, Step | HeldStep] = {}
         self._orders = itertools.count()
-        # Names are given as to the nodes of a graph. The backward may run on several threads.
-        self._names = torch.fx.Graph()
+        # The backward may run on several threads.
+        self._names = Names()
         self._naming = threading.Lock()
         self._computed: weakref.WeakValueDictionary[int, torch.Tensor] = (
             weakref.WeakValueDictionary()
         )
 
+    def skips(self, origin: Origin, options: Options) -> bool:
+        """Whether the step is not to be dumped; the account is told of an operator in it."""
+        skipped = why_skipped(options, None if self._is_backward else self.number)
+        if skipped is not None:
+            account.ran(origin.tag, skipped)
+        return skipped is not None
+
+    def node(self, running: Running, origin: Origin) -> torch.fx.Node:
+        """The operator that is about to run as a node, with its name."""
+        with self._naming:
+            names = running.names or self._names
+            node = names.node(running.operator, running.args, running.kwargs)
+        node.meta["custom"] = {KEY: tuple(origin.tag)}
+        return node
+
+    def place(self, running: Running, node: torch.fx.Node) -> str:
+        """What the names of calls begin with in the bodies of an operator."""
+        return place_in(running.names or self._names, node)
+
     def begin_call(
         self,
-        operator: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        running: Running,
+        node: torch.fx.Node,
         origin: Origin,
         facts: Mapping[str, Any],
         asked: tuple[Options, Filter | None],
     ) -> EagerCall | None:
         """Save the inputs of an operator that is about to run; None if it is not to be saved."""
         options, wanted = asked
-        skipped = why_skipped(options, None if self._is_backward else self.number)
-        if skipped is not None:
-            account.ran(origin.tag, skipped)
-            return None
-        node = self._node(operator, args, kwargs, origin)
         left_out = why_left_out(options, wanted, node) if has_own_kind(node) else _NO_KIND
         if left_out is not None:
             account.ran(origin.tag, left_out)
             return None
-        return self._saved(node, args, kwargs, {**_facts(node, origin), **facts}, origin, options)
+        return self._saved(running, node, {**_facts(node, origin), **facts}, origin, options)
 
     def _saved(
         self,
+        running: Running,
         node: torch.fx.Node,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
         facts: Mapping[str, Any],
         origin: Origin,
         options: Options,
@@ -127,25 +149,10 @@ class EagerStep:
             step, order = self._begun[condition], next(self._orders)
         report = account.begun_eagerly(origin.tag)
         target, mode, choice = nodes.target_name(node), options.mode or "all", Choice.of(options)
-        name = node.name
+        name = (running.names or self._names).place + node.name
+        args, kwargs = running.args, running.kwargs
         sink = step.begin_call(name, target, args, kwargs, facts, mode, report, choice, order)
         return EagerCall(step.graph, self.number, name, sink)
-
-    def _node(
-        self,
-        operator: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        origin: Origin,
-    ) -> torch.fx.Node:
-        """The operator as a node, without tensors, for all that asks nodes."""
-        name = _torch_private.node_name_of(operator)
-        plain = map_aggregate((args, kwargs), _without_tensors)
-        with self._naming:
-            node = self._names.create_node("call_function", operator, *plain, name=name)
-            self._names.erase_node(node)
-        node.meta["custom"] = {KEY: tuple(origin.tag)}
-        return node
 
     def remember(self, results: Iterable[torch.Tensor]) -> None:
         """Remember what was computed in this step, for `has_computed`."""
@@ -159,10 +166,6 @@ class EagerStep:
         """Write the step's record, if anything of it is dumped."""
         for step in self._begun.values():
             step.finish()
-
-
-def _without_tensors(value: Any) -> Any:
-    return None if isinstance(value, torch.Tensor) else value
 
 
 def _facts(node: torch.fx.Node, origin: Origin) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from torchair_scope.capture.bodies import tag_of_lost_bodies, tags_in_bodies
+from torchair_scope.capture.bodies import tags_in_bodies
 from torchair_scope.capture.cut import Part
 from torchair_scope.capture.partition import Region
 from torchair_scope.capture.parts import RegionCompiler, dumped
@@ -59,8 +59,8 @@ class Interpret:
         Bodies in a scope are kept whole, for no compiler to see, and effect tokens are no values
         that a compiled part of a graph could return.
         """
-        has_tags = tag_of_lost_bodies(node) or next(tags_in_bodies(node), None)
-        return self._saved.holds(node) or has_tags is not None or handles_tokens(node)
+        has_tags = next(tags_in_bodies(node), None) is not None
+        return self._saved.holds(node) or has_tags or handles_tokens(node)
 
     def connected(self, regions: list[Region]) -> list[Region]:
         """The regions as they are: the interpreter sees every value."""

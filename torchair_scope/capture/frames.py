@@ -18,6 +18,7 @@ from torchair_scope.capture.tags import UNKNOWN
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_GENERATED = "<eval_with_key>"  # how FX names the code of a graph
 _CALLS_MODULE = torch.nn.Module._call_impl.__code__
 _CHECKPOINT = _TORCH + os.path.join("utils", "checkpoint.py")
 
@@ -45,10 +46,10 @@ def opened_at() -> str:
 
 
 def source_here() -> Source | None:
-    """The innermost line of code outside torch that is being run."""
+    """The innermost line of code outside torch, and outside of what it generates, that runs."""
     for frame in frames_outwards():
         filename = frame.f_code.co_filename
-        if not filename.startswith(_TORCH):
+        if not filename.startswith((_TORCH, _GENERATED)):
             code = linecache.getline(filename, frame.f_lineno).strip()
             return Source(filename, frame.f_lineno, code)
     return None

@@ -58,6 +58,11 @@ def is_of_forward(node: torch.fx.Node) -> bool:
     return node.meta.get("partitioner_tag") == "is_forward"
 
 
+def is_of_backward(node: torch.fx.Node) -> bool:
+    """Whether AOTAutograd traced the node in the backward."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
 def source_of(node: torch.fx.Node) -> Source | None:
     """The innermost line of code outside torch in the node's stack trace, else the innermost."""
     of_the_user, all_lines = stack_of(node), _lines_of(node)

@@ -17,7 +17,6 @@ from torchair_scope.capture.bodies import (
     given_operator,
     place_of,
     runs_fused,
-    tag_of_lost_bodies,
     tags_in_bodies,
 )
 from torchair_scope.capture.effects import is_irreproducible
@@ -132,7 +131,7 @@ class Selection:
             if saved_bodies:
                 inside[node.name] = saved_bodies
             if engine != "interpret" or not called_bodies(node):
-                tag = tag or _tag_of_bodies(node)
+                tag = tag or next(tags_in_bodies(node), None)
             if self.wanted(node, tag):
                 listed = {**of_body, "listed_as": pattern + node.name} if of_body else {}
                 facts = {**self._facts(node, tag), **listed}
@@ -154,11 +153,10 @@ class Selection:
 
     def _bodies(self, node: torch.fx.Node, tag: Tag | None, pattern: str) -> dict[int, SavedBody]:
         found: dict[int, SavedBody] = {}
-        outer = inherited_tag(node, tag)
         for position, name, module, label in called_bodies(node):
             place = place_of(node)
             inner_pattern = f"{pattern}{place}{label.pattern}"
-            saved = self._in(module.graph, outer, {"body": name}, inner_pattern)
+            saved = self._in(module.graph, tag, {"body": name}, inner_pattern)
             if saved.calls or saved.bodies:
                 found[position] = SavedBody(place, label, saved)
         return found
@@ -196,27 +194,11 @@ class Selection:
 
 def engine_for(node: torch.fx.Node, tag: Tag | None, options_of: OptionsOf) -> EngineName:
     """The engine for a node with this tag: what runs in bodies can only be interpreted with it."""
-    inner: list[Tag | None] = [*tags_in_bodies(node), tag_of_lost_bodies(node)]
-    scopes: list[Tag | None] = [each for each in inner if each is not None]
+    scopes: list[Tag | None] = [*tags_in_bodies(node)]
     if tag is not None or not scopes:
         scopes.append(tag)
     engines = {options_of(each).engine for each in scopes}
     return "tap" if engines == {"tap"} else "interpret"
-
-
-def inherited_tag(node: torch.fx.Node, tag: Tag | None) -> Tag | None:
-    """The tag of operators in a node's bodies that have none, if the node itself has `tag`.
-
-    Where a body had tags and its graphs have lost them, all of its operators are saved.
-    """
-    if tag is not None or next(tags_in_bodies(node), None) is not None:
-        return tag
-    return tag_of_lost_bodies(node)
-
-
-def _tag_of_bodies(node: torch.fx.Node) -> Tag | None:
-    """The first tag in bodies of which no operator can be saved: the node is saved for them."""
-    return next(tags_in_bodies(node), None) or tag_of_lost_bodies(node)
 
 
 def warn_of_closed_bodies(graph: torch.fx.Graph, options_of: OptionsOf) -> None:
@@ -267,8 +249,7 @@ def _described(
             name = place_of(node) + nodes.short_name(operator[1])
             true = {"target": str(operator[1]), "operator": str(operator[1]), "output": None}
             listed.append({**entry, **true, "name": pattern + name, **of_body})
-        inherited = inherited_tag(node, tag)
         for _, name, module, label in called_bodies(node):
             inner = f"{pattern}{place_of(node)}{label.pattern}"
-            listed.extend(_described(module.graph, inherited, {"body": name}, inner))
+            listed.extend(_described(module.graph, tag, {"body": name}, inner))
     return listed

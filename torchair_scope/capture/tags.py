@@ -16,7 +16,8 @@ import torch
 from torchair_scope.capture.targets import CARRIES_RANDOM_STATE, is_unpacking
 
 KEY = "torchair_scope"
-# Beside KEY, which AOTAutograd copies from forward to backward nodes, with mistakes in bodies.
+# A dict with the others, which AOTAutograd copies from forward to backward nodes, with mistakes in
+# bodies.
 KEY_IN_BACKWARD = "torchair_scope_in_backward"
 KEY_OF_BODIES = "torchair_scope_of_bodies"
 KEY_OF_GRADIENTS = "torchair_scope_of_gradients"
@@ -42,9 +43,15 @@ class Tag(NamedTuple):
 
 def tag_in(annotations: Mapping[str, Any] | None) -> Tag | None:
     """The tag among the annotations of a node (the value of `node.meta["custom"]`)."""
-    annotations = annotations or {}
-    value = annotations.get(KEY_IN_BACKWARD, annotations.get(KEY))
+    value = own_annotations(annotations).get(KEY)
     return Tag(*value) if value else None
+
+
+def own_annotations(annotations: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Those annotations of a node that are right if they are of this package."""
+    annotations = annotations or {}
+    own: Mapping[str, Any] = annotations.get(KEY_IN_BACKWARD, annotations)
+    return own
 
 
 def tag_of(node: torch.fx.Node) -> Tag | None:

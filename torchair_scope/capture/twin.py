@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torchair_scope.capture.eager import SavingMode, open_mode
+from torchair_scope.capture.eager_bodies import GraphRun
 from torchair_scope.capture.settings import DumpSettings
 
 Compiled = Callable[..., Any]
@@ -54,7 +55,7 @@ class Twin:
         if self._settings.within(mode.options).options_of(None).engine == "tap":
             self._say_uncompiled()
         with mode.running_graph(self._settings) as at_node:
-            results = _Interpreter(self._gm, at_node).boxed_run(args)
+            results = GraphRun(self._gm, at_node).boxed_run(args)
         if self._below_autograd:
             mode.ran_below_autograd(results)
         return results
@@ -68,16 +69,3 @@ class Twin:
                 "compiled function to have the values of its compiled code dumped.",
                 stacklevel=4,
             )
-
-
-class _Interpreter(torch.fx.Interpreter):
-    """Runs a Dynamo graph, and tells which node's operators are about to run."""
-
-    def __init__(self, gm: torch.fx.GraphModule, at_node: Callable[[torch.fx.Node], None]) -> None:
-        super().__init__(gm)
-        self.extra_traceback = False  # An exception of the user's stays what it is.
-        self._at_node = at_node
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        self._at_node(n)
-        return super().run_node(n)
