@@ -17,9 +17,10 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiler_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the caches of Inductor and AOTAutograd out of the user's folders, and cold."""
+    """Keep the caches of compilers, ours as well, out of the user's folders, and cold."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
@@ -49,6 +50,17 @@ def _fresh_account() -> Iterator[None]:
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dump without a path goes to the current folder: let that be a temporary one."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Do in Python what else is done in C, so that a test can put something in its place."""
+    kernels = importlib.import_module("torchair_scope.store.compiled").kernels
+    kernels.cache_clear()
+    monkeypatch.setenv("TORCHAIR_SCOPE_NATIVE", "0")
+    assert kernels() is None
+    yield
+    kernels.cache_clear()
 
 
 @pytest.fixture

@@ -328,6 +328,7 @@ def test_a_tensor_that_cannot_be_saved_is_listed_with_its_reason(dump_path):
     )
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_write_error_is_a_reason(dump_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")

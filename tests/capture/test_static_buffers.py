@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
+from tests.support.disks import slowed
 from torchair_scope.scope import configure, data_dump
-from torchair_scope.store import saving
 from torchair_scope.store.reader import read
 from torchair_scope.store.run import complete_steps
 
@@ -62,15 +60,10 @@ def with_static_buffers(request):
 
 
 @pytest.fixture(autouse=True)
-def _slow_disk(monkeypatch):
+def _slow_disk():
     """With `lag=1`, writers are still at a step's values when the next one begins."""
-    write = saving.write_npy
-
-    def write_slowly(*args):
-        time.sleep(0.01)
-        return write(*args)
-
-    monkeypatch.setattr(saving, "write_npy", write_slowly)
+    with slowed(0.01):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import torch
 
 import torchair_scope as torchair
 from tests.store.support import RANK_0, one_step, start
-from tests.support.disks import mounted
+from tests.support.disks import mounted, slowed
 from torchair_scope.scope import Row
 from torchair_scope.store import contents, saving
 from torchair_scope.store.files import Pace
@@ -42,15 +42,10 @@ def save(step: Step, *tensors: torch.Tensor, node: str = "node") -> None:
 
 
 @pytest.fixture
-def slow_disk(monkeypatch):
+def slow_disk():
     """A writer that takes its time."""
-    write = saving.write_npy
-
-    def write_slowly(*args):
-        time.sleep(0.05)
-        return write(*args)
-
-    monkeypatch.setattr(saving, "write_npy", write_slowly)
+    with slowed(0.05):
+        yield
 
 
 @pytest.mark.parametrize("size", [3, LARGE])
@@ -187,6 +182,7 @@ def test_memory_that_is_used_again_is_another_value(dump_path):
 # File systems without links
 
 
+@pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("number", ["EPERM", "ENOTSUP", "EXDEV"])
 def test_without_hard_links_each_file_is_written_and_the_summary_says_so_once(
     dump_path, monkeypatch, number
@@ -212,6 +208,7 @@ def test_without_hard_links_each_file_is_written_and_the_summary_says_so_once(
     assert "no hard links" in text
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_past_the_most_links_of_a_file_the_value_is_written_once_more(dump_path, monkeypatch):
     link = os.link
 

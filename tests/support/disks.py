@@ -7,10 +7,15 @@ import ctypes
 import os
 import struct
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
+
+from torchair_scope.store import saving
 
 
 @contextlib.contextmanager
@@ -28,6 +33,26 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def slowed(seconds: float) -> Iterator[None]:
+    """A disk that takes so long for each file that has a content of its own."""
+    write, make = saving.write_npy, saving.make_small
+
+    def write_slowly(*args: Any) -> int:
+        time.sleep(seconds)
+        return write(*args)
+
+    def make_slowly(folder: Any, files: Any) -> list[int] | None:
+        time.sleep(seconds * sum(bool(file.content) for file in files))
+        return make(folder, files)
+
+    with (
+        mock.patch.object(saving, "write_npy", write_slowly),
+        mock.patch.object(saving, "make_small", make_slowly),
+    ):
+        yield
 
 
 # Of <sys/inotify.h>.

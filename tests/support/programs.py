@@ -17,14 +17,13 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+from tests.support.disks import slowed
 from torchair_scope.scope import data_dump
-from torchair_scope.store import saving
 from torchair_scope.store.run import complete_steps
 
 TIMEOUT = timedelta(seconds=20)
@@ -111,15 +110,9 @@ def slow_disk(folder: Path, rank: int) -> dict[str, Any]:
             x = _all_reduce(x.sin())
         return x + 1
 
-    write = saving.write_npy
-
-    def write_slowly(*args: Any) -> int:
-        time.sleep(SECONDS_A_FILE)
-        return write(*args)
-
     compiled = _compiled(function, folder)
     began = time.monotonic()
-    with mock.patch.object(saving, "write_npy", write_slowly if rank == SLOW_RANK else write):
+    with slowed(SECONDS_A_FILE if rank == SLOW_RANK else 0):
         # Equal values would be written once.
         results = [compiled(of_rank(rank) + step) for step in range(SLOW_STEPS)]
     return {"results": results, "seconds": time.monotonic() - began}
@@ -133,15 +126,9 @@ def very_slow_disk(folder: Path, rank: int) -> dict[str, Any]:
             x = _all_reduce(x.sin())
         return x + 1
 
-    write = saving.write_npy
-
-    def write_slowly(*args: Any) -> int:
-        time.sleep(TIMEOUT.total_seconds() + 2)
-        return write(*args)
-
     compiled = _compiled(function, folder)
     began = time.monotonic()
-    with mock.patch.object(saving, "write_npy", write_slowly if rank == SLOW_RANK else write):
+    with slowed(TIMEOUT.total_seconds() + 2 if rank == SLOW_RANK else 0):
         results = [compiled(of_rank(rank)) for _ in range(SLOW_STEPS)]
         running = time.monotonic() - began
         complete_steps()
