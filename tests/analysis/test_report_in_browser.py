@@ -211,6 +211,7 @@ def test_text_can_be_read_in_light_and_dark(page):
         assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4, part  # contrast, as WCAG defines it
 
 
+@pytest.mark.alone
 def test_5000_operators_are_there_in_three_seconds(browser, report):
     taken = []
     for _ in range(3):
