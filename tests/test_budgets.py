@@ -207,6 +207,28 @@ def test_the_floor_can_be_another_or_none(dump_path, monkeypatch):
     assert all(rows == 0 for _, rows, _ in kept(dump_path))
 
 
+def test_a_weight_that_was_changed_unseen_counts_as_written(dump_path):
+    weight = torch.randn(50_000)
+    options = {"path": str(dump_path), "backend": "aot_eager"}
+
+    @torch.compile(backend="torchair_scope", options=options)
+    def function(x):
+        with data_dump("mine", max_bytes=900_000):
+            return x * weight
+
+    x = torch.randn(50_000)
+
+    def run_and_change():
+        for _ in range(3):
+            function(x)
+            weight.data.mul_(-1)
+
+    with pytest.warns(DumpWarning, match="max_bytes"):
+        run_and_change()
+    written = {path.stat().st_ino: path.stat().st_size for path in dump_path.rglob("*.npy")}
+    assert 600_000 < sum(written.values()) <= 900_000
+
+
 def test_what_waits_to_be_written_counts_as_written(dump_path, monkeypatch):
     monkeypatch.setattr(RankFolder, "room", lambda self: 12_000 - bytes_on_disk(dump_path))
     with pytest.warns(DumpWarning, match="disk"):

@@ -74,3 +74,40 @@ def test_memory_that_is_not_aligned_is_measured():
     data[1:] = torch.arange(10, dtype=torch.float32).view(torch.uint8)
     array = data.numpy()[1:].view("float32")
     assert statistics_of(torch.from_numpy(array)).maximum == 9
+
+
+def test_what_others_may_write_to_is_not_loaded(tmp_path, monkeypatch):
+    assert measured(tmp_path, monkeypatch)
+    (made,) = (tmp_path / "cache/torchair_scope").iterdir()
+    made.write_bytes(b"planted")
+    made.chmod(0o777)
+    assert measured(tmp_path, monkeypatch)
+    made.chmod(0o755)
+    made.parent.chmod(0o777)
+    assert measured(tmp_path, monkeypatch)
+    assert made.read_bytes() == b"planted"
+
+
+def test_a_kept_file_that_cannot_be_loaded_is_not_the_end(tmp_path, monkeypatch):
+    assert measured(tmp_path, monkeypatch)
+    (made,) = (tmp_path / "cache/torchair_scope").iterdir()
+    made.write_bytes(b"cut")
+    assert measured(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("command", ["cc 'unbalanced", "/no/such/compiler", "false"])
+def test_a_wrong_compiler_is_as_good_as_none(tmp_path, monkeypatch, command):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not measured(tmp_path, monkeypatch, CC=command)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_subnormals_are_counted_where_the_processor_takes_them_for_zero():
+    tensor = torch.tensor([1e-7, 6e-8, 0.0, 1.0], dtype=torch.float16)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor has no such mode")
+    try:
+        found = statistics_of(tensor)
+    finally:
+        torch.set_flush_denormal(False)
+    assert (found.zeros, found.subnormals) == (1, 2)

@@ -23,6 +23,7 @@ from torchair_scope.scope import Row
 from torchair_scope.store import contents, saving
 from torchair_scope.store.files import Pace
 from torchair_scope.store.identity import writing
+from torchair_scope.store.pool import pool
 from torchair_scope.store.reader import Rank, read
 from torchair_scope.store.run import DumpWarning, complete_steps, open_run
 from torchair_scope.store.writer import Step
@@ -226,6 +227,97 @@ def test_past_the_most_links_of_a_file_the_value_is_written_once_more(dump_path,
     assert rank.problems == []
     assert all(torch.equal(loaded, value) for loaded in rank.calls[0].load_args()[0])
     assert len({path.stat().st_ino for path in rank.folder.rglob("*.npy")}) == 3
+
+
+@pytest.mark.parametrize("size", [3, LARGE])
+def test_eager_code_that_writes_behind_torchs_back_is_dumped_as_it_was(dump_path, size):
+    graph = open_run(dump_path).graph(1, {})
+    buffer = torch.zeros(size)
+    for _ in range(3):
+        step = graph.begin_step()
+        for value in (0, 1):
+            buffer.data.fill_(value)
+            save(step, buffer, node=f"n{value}")
+            save(step, buffer[: size - 1], node=f"part{value}")
+        step.finish()
+    for call in rank_of(dump_path).calls:
+        (loaded,) = call.load_args()[0]
+        assert loaded.unique().tolist() == [int(call.node[-1])], (call.step, call.node)
+
+
+def test_a_sparse_tensor_leaves_the_others_of_its_call_alone(dump_path):
+    dense, sparse = torch.ones(3), torch.eye(3).to_sparse()
+    step = open_run(dump_path).graph(1, {}).begin_step()
+    save(step, dense, sparse)
+    step.finish()
+    (call,) = rank_of(dump_path).calls
+    assert list(call.record["files"]) == ["INPUT.0", "INPUT.1", "OUTPUT.0"]
+    assert torch.equal(call.load_args()[0][1].to_dense(), torch.eye(3))
+
+
+def test_small_values_that_nobody_waits_for_are_written_soon(dump_path):
+    step = open_run(dump_path).graph(1, {}).begin_step()
+    step.begin_call("node", "aten.op.default", (), {}, {}).finish(torch.ones(3))
+    deadline = time.monotonic() + 20
+    while not list(dump_path.rglob("*.npy")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    step.finish()
+
+
+def test_small_values_count_as_in_flight_until_they_are_written(dump_path):
+    most = 1 << 18
+    with slowed(0.002):
+        step = open_run(dump_path).graph(1, {}).begin_step(pace=Pace(max_inflight=most))
+        for number in range(300):
+            call = step.begin_call(f"n{number}", "aten.op.default", (), {}, {})
+            call.finish(torch.randn(1000))
+            assert pool().in_flight() <= most + 64 * 4000  # a batch that is being collected
+        step.finish()
+    assert len(list(dump_path.rglob("*.npy"))) == 300
+
+
+def test_an_error_of_ours_with_small_values_is_told_and_holds_up_nobody(dump_path, monkeypatch):
+    find = contents.Contents.find
+
+    def fails(self, value):
+        if value.shape == (2,):
+            raise MemoryError("no more")
+        return find(self, value)
+
+    monkeypatch.setattr(contents.Contents, "find", fails)
+    step = open_run(dump_path).graph(1, {}).begin_step()
+    for node, size in (("a", 1), ("b", 2), ("c", 1), ("d", 3)):
+        save(step, torch.ones(size), node=node)
+    with pytest.warns(DumpWarning, match="no more"):
+        step.finish()
+    monkeypatch.undo()
+    rank = rank_of(dump_path)
+    for call in rank.calls:
+        slots = set(call.record["files"]) | {lost["slot"] for lost in call.record["missing"]}
+        assert slots == {"INPUT.0", "OUTPUT.0"}
+    assert [call.record["missing"] != [] for call in rank.calls if call.node == "b"] == [True]
+
+
+@pytest.mark.usefixtures("kernels")
+def test_what_cannot_be_made_with_others_is_made_alone(dump_path, monkeypatch):
+    make = saving.make_small
+
+    def some_fail(folder, files):
+        errors = make(folder, files[::2])
+        return errors and [
+            errors[i // 2] if i % 2 == 0 else errno.EMLINK for i in range(len(files))
+        ]
+
+    monkeypatch.setattr(saving, "make_small", some_fail)
+    step = open_run(dump_path).graph(1, {}).begin_step()
+    values = [torch.full((3,), float(number % 4)) for number in range(20)]
+    for number, value in enumerate(values):
+        save(step, value, node=f"n{number}")
+    step.finish()
+    rank = rank_of(dump_path)
+    assert rank.problems == []
+    assert all(torch.equal(c.load_args()[0][0], v) for c, v in zip(rank.calls, values, strict=True))
 
 
 def test_a_file_that_was_removed_is_written_again(dump_path):

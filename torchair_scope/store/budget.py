@@ -91,23 +91,26 @@ class Budget:
         limits: those that hold for it.
         min_free: bytes of the disk that stay free.
         folder: where it is dumped.
+
+    Attributes:
+        limits: those of them that bound anything.
     """
 
     def __init__(self, limits: tuple[Limit, ...], min_free: int, folder: RankFolder) -> None:
-        self._limits = tuple(limit for limit in limits if limit[1:] != (None, None))
+        self.limits = tuple(limit for limit in limits if limit[1:] != (None, None))
         self._min_free = min_free
         self._folder = folder
 
     def begin_call(self) -> str | None:
         """Why tensors of one more call are not to be saved; None if they are."""
         with _lock:
-            for limit in self._limits:
+            for limit in self.limits:
                 usage = _usages[limit.scope]
                 if limit.max_calls is not None and usage.calls >= limit.max_calls:
                     _reach(limit, f"max_calls={limit.max_calls}")
                 if limit in usage.reached:
                     return usage.reached[limit]
-            for limit in self._limits:
+            for limit in self.limits:
                 _usages[limit.scope].calls += 1
         return None
 
@@ -116,7 +119,7 @@ class Budget:
         if self._min_free and not self._folder.disk.has_room(size, self._min_free):
             least = as_text(self._min_free)
             return f"{DISK}: less than {least} of it would be free, see the option min_free"
-        if not self._limits:
+        if not self.limits:
             return NOTHING_TO_SETTLE
         if self._exceeds(size, settled=False):
             # What is under way may be on disk already.
@@ -124,11 +127,11 @@ class Budget:
             if reason := self._exceeds(size, settled=True):
                 return reason
         with _lock:
-            return Reservation(self._limits, size)
+            return Reservation(self.limits, size)
 
     def _exceeds(self, size: int, *, settled: bool) -> str | None:
         with _lock:
-            for limit in self._limits:
+            for limit in self.limits:
                 usage = _usages[limit.scope]
                 if limit in usage.reached:
                     return usage.reached[limit]

@@ -58,7 +58,8 @@ class Chosen:
         found = self._step.files.look_up(call, slot, part)
         if found is None:
             return
-        size = 0 if found.hint is not None else part.numel() * _bytes_in_file(part) + _HEADER
+        is_there = found.costs_nothing() if self._budget.limits else found.hint is not None
+        size = 0 if is_there else part.numel() * _bytes_in_file(part) + _HEADER
         refused = self._make_room(call, slot, size)
         if refused is None:
             self._step.files.keep(call, slot, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import hashlib
 import os
@@ -25,6 +26,7 @@ _FOR_THIS_PROCESSOR: tuple[list[str], ...] = (
     [],
 )
 _SECONDS = 60
+_FAILURES = OSError, ValueError, AttributeError, subprocess.SubprocessError
 
 
 @functools.cache
@@ -32,11 +34,17 @@ def kernels() -> ctypes.CDLL | None:
     """The compiled functions; None without a compiler, and if TORCHAIR_SCOPE_NATIVE is 0."""
     if os.environ.get(VARIABLE) == "0":
         return None
-    try:
-        with _compiled() as path:
-            library = ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError):
-        return None
+    for place in (_kept, _for_this_process):
+        with contextlib.suppress(*_FAILURES), place() as path:
+            return _declared(ctypes.CDLL(str(path)))
+    return None
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The functions with the types of their arguments.
+
+    **Raises:** `AttributeError` if one is missing.
+    """
     number, size, address = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
     text = ctypes.c_char_p
     for name in KINDS:
@@ -60,20 +68,33 @@ KINDS = (
 
 
 @contextlib.contextmanager
-def _compiled() -> Iterator[Path]:
-    """The file of the compiled kernels: kept for the user's next process, if there is a place."""
-    command = _compiler()
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = _cache()
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"kernels-{_key(command)}.so"
-            with tempfile.NamedTemporaryFile(dir=folder):  # whether it may be written to
-                pass
-        except OSError:
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "kernels.so"
-        if not path.exists():
-            _compile(command, path)
+def _kept() -> Iterator[Path]:
+    """The file of the compiled functions that is kept for the user's next process.
+
+    **Raises:** `OSError` if there is no place for it that only this user can write to.
+    """
+    command, folder = _compiler(), _cache()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"kernels-{_key(command)}.so"
+    _is_ours(folder)
+    if not path.exists():
+        _compile(command, path)
+    _is_ours(path)
+    yield path
+
+
+def _is_ours(path: Path) -> None:
+    facts = path.stat()
+    if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "others may write to it", str(path))
+
+
+@contextlib.contextmanager
+def _for_this_process() -> Iterator[Path]:
+    """The same in a place that is gone once it is loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.so"
+        _compile(_compiler(), path)
         yield path
 
 
@@ -95,8 +116,8 @@ def _compiler() -> list[str]:
 
 
 def _key(command: list[str]) -> str:
-    """Differs where the file of one processor, compiler or version would not do for another."""
-    processor = [platform.machine(), platform.processor()]
+    """Differs where the file of one processor, C library or source would not do for another."""
+    processor = [platform.machine(), *platform.libc_ver()]
     with contextlib.suppress(OSError):
         described = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
         processor += [line for line in described if line.lower().startswith(_OF_PROCESSOR)]
@@ -117,6 +138,7 @@ def _compile(command: list[str], path: Path) -> None:
         for further in _FOR_THIS_PROCESSOR:
             line = [*command, *_FLAGS, *further, "-o", str(made), str(SOURCE), "-lm"]
             if _runs(line):
+                made.chmod(0o755)
                 os.replace(made, path)
                 return
     raise OSError(f"{shlex.join(command)} cannot compile {SOURCE}")

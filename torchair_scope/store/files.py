@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +21,7 @@ from torchair_scope.store.arrays import (
 )
 from torchair_scope.store.contents import SMALL, Value
 from torchair_scope.store.device import host_copy, wait_for_copies
-from torchair_scope.store.identity import Sighting, checksum
+from torchair_scope.store.identity import checksum
 from torchair_scope.store.npy import Npy
 from torchair_scope.store.pool import pool
 from torchair_scope.store.saving import Saving, Slot, Source, StepFolder
@@ -53,13 +54,21 @@ class Found(NamedTuple):
         tensor: with its data, as it is saved.
         is_strided: whether its memory is its elements.
         hint: the value that it most likely is, if that is on disk.
-        sighting: when that was.
+        is_unwritten: whether its memory is as it was when it had that value; reads it.
+        is_sure: whether it certainly is that value.
     """
 
     tensor: torch.Tensor
     is_strided: bool = False
     hint: Value | None = None
-    sighting: Sighting | None = None
+    is_unwritten: Callable[[], bool] | None = None
+    is_sure: bool = False
+
+    def costs_nothing(self) -> bool:
+        """Whether it is on disk; its memory is read if that can tell."""
+        return self.hint is not None and (
+            self.is_sure or self.is_unwritten is None or self.is_unwritten()
+        )
 
 
 class Files:
@@ -94,19 +103,21 @@ class Files:
         if plain.is_cpu and plain.nbytes <= SMALL:
             return Found(plain, is_strided=True)
         sighting = self._store.known.find(plain, self._step)
-        if sighting is None or not self._may_be_linked_to(sighting):
+        hint: Value | None = sighting.value if sighting is not None else None
+        if sighting is None or hint is None or not hint.may_be_linked_to(self._step):
             return Found(plain, is_strided=True)
-        return Found(plain, True, sighting.value, sighting)
-
-    def _may_be_linked_to(self, sighting: Sighting) -> bool:
-        value: Value = sighting.value
-        return value.may_be_linked_to(self._step)
+        if not plain.is_cpu or (self._pace.announced and sighting.step is self._step):
+            return Found(plain, True, hint, is_sure=True)
+        if not self._pace.announced:
+            return Found(plain, True, hint)
+        reading = self._store.known.reading(plain, self._step)
+        return Found(plain, True, hint, functools.partial(reading.is_as, sighting.reading, plain))
 
     def keep(self, call: Call, slot: str, found: Found) -> None:
         """Save a tensor that was looked up."""
         place, tensor = self._slot(call, slot), found.tensor
         try:
-            if tensor.is_cpu and tensor.nbytes <= SMALL:
+            if found.is_strided and tensor.is_cpu and tensor.nbytes <= SMALL:
                 self._keep_few(place, np.array(to_numpy(tensor), order="C"))
             elif found.is_strided:
                 self._store.known.add(tensor, self._step, self._keep(place, found))
@@ -150,22 +161,16 @@ class Files:
         return Slot(call, slot, layout.file_name(call.stem, slot, call.stamp), is_tensor)
 
     def _keep(self, slot: Slot, found: Found) -> Value:
-        tensor, _, hint, sighting = found
-        seen_now = sighting is not None and sighting.step is self._step
-        if hint is not None and (not tensor.is_cpu or (self._pace.announced and seen_now)):
+        tensor, hint = found.tensor, found.hint
+        if hint is not None and found.is_sure:
             return self._link(slot, hint)
         if not tensor.is_cpu:
             copy, arrival = host_copy(tensor, beside=self._pace.announced)
             self._devices.add(tensor.device)
             return self._save(slot, Source(copy, arrival))
-        is_unwritten = None
-        if sighting is not None and not seen_now:
-            reading = self._store.known.reading(tensor, self._step)
-            is_unwritten = functools.partial(reading.is_as, sighting.reading, tensor)
         if self._pace.announced:
-            return self._save(slot, Source(tensor, None, True, hint, is_unwritten))
-        if hint is not None and is_unwritten is not None and is_unwritten():
-            return self._link(slot, hint)
+            return self._save(slot, Source(tensor, None, True, hint, found.is_unwritten))
+        # Anything may have written to it since its memory was read, for another value even.
         array = to_numpy(tensor)
         total = checksum(Npy(array).data)
         if hint is not None and hint.checksum == total:
@@ -173,7 +178,7 @@ class Files:
         return self._save(slot, Source(_copied(array, tensor)), total)
 
     def _keep_few(self, slot: Slot, array: Array) -> None:
-        if array.nbytes > SMALL:  # a long list
+        if array.nbytes > SMALL:  # a long list, or what takes more bytes as float32
             self._save(slot, Source(array))
             return
         self._make_with_others(SmallValue(slot, array))
@@ -195,8 +200,9 @@ class Files:
         one.slot.call.promise(one.slot.slot)
         few = self._few
         if few is None or not few.takes(one):
-            self._few = SavingFew(self._folder, one)
-            pool().submit(self._few, self._pace.max_inflight)
+            few = SavingFew(self._folder, one)
+            pool().submit(few, self._pace.max_inflight)
+            self._few = few
 
 
 def _copied(array: Array, tensor: torch.Tensor) -> Array:

@@ -52,12 +52,13 @@ static inline float of_bfloat16(uint16_t bits) {
     return value;
 }
 
-/* Its exponent is put in the place of a float's; the multiplication corrects by what both differ. */
+/* Its exponent is put in the place of a float's; the multiplication corrects by what both differ.
+   What is subnormal would be so on the way, and processors can be told to take that for zero. */
 static inline float of_float16(uint16_t bits) {
     uint32_t magnitude = (uint32_t)(bits & 0x7fff) << 13, sign = (uint32_t)(bits & 0x8000) << 16;
     float value;
     memcpy(&value, &magnitude, sizeof value);
-    value *= 0x1p112f;
+    value = bits & 0x7c00 ? value * 0x1p112f : (bits & 0x3ff) * 0x1p-24f;
     value = (bits & 0x7c00) != 0x7c00 ? value : bits & 0x3ff ? NAN : INFINITY;
     memcpy(&magnitude, &value, sizeof value);
     magnitude |= sign;
@@ -67,7 +68,7 @@ static inline float of_float16(uint16_t bits) {
 
 #define SAME(x) (x)
 
-/* REAL holds each value exactly; COUNTER is an integer of its size, so that both have equally many
+/* REAL holds each value, of int64 the nearest it has; COUNTER is an integer of its size, so that both have equally many
    lanes. Below `tiny` in magnitude, a value is zero or subnormal; 0 if the type has no such. */
 #define DEFINE(NAME, TYPE, REAL, COUNTER, VALUE)                                                  \
     static Sums sums_##NAME(const TYPE *data, size_t count, REAL tiny) {                          \
@@ -120,18 +121,18 @@ static inline float of_float16(uint16_t bits) {
                                                                                                   \
     void part_##NAME(const TYPE *data, size_t size, double tiny, Part *part) {                    \
         *part = (Part){.minimum = INFINITY, .maximum = -INFINITY};                                \
-        for (; size; data += BLOCK) {                                                             \
-            size_t count = size < BLOCK ? size : BLOCK;                                           \
-            size -= count;                                                                        \
+        for (size_t count; size; size -= count) {                                                 \
+            count = size < BLOCK ? size : BLOCK;                                                  \
+            size_t kept = count;                                                                  \
             const TYPE *block = data;                                                             \
             TYPE finite[BLOCK];                                                                   \
             Sums sums = sums_##NAME(block, count, tiny);                                          \
             if (sums.nonfinite) {                                                                 \
-                count = finite_##NAME(data, count, finite, part);                                 \
-                if (!count) continue;                                                             \
-                sums = sums_##NAME(block = finite, count, tiny);                                  \
+                kept = finite_##NAME(data, count, finite, part);                                  \
+                sums = sums_##NAME(block = finite, kept, tiny);                                   \
             }                                                                                     \
-            join(part, &sums, spread_##NAME(block, count, &sums), count);                         \
+            if (kept) join(part, &sums, spread_##NAME(block, kept, &sums), kept);                 \
+            data += count;                                                                        \
         }                                                                                         \
     }
 

@@ -162,3 +162,12 @@ def make_folders(path: str) -> None:
     except FileExistsError:
         if not os.path.isdir(path):
             raise NotADirectoryError(errno.ENOTDIR, "is a file, not a folder", path) from None
+
+
+def _forget() -> None:
+    """A forked child's copy of the lock may be held by no one."""
+    global _stamp_lock
+    _stamp_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

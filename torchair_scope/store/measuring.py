@@ -1,7 +1,7 @@
 """Measure tensors: what is in them as numbers, and a hash of their exact bits.
 
-A tensor on a CPU is read once, a block at a time. One on another device is measured there, by
-operators whose results stay there until `results` brings those of many tensors over at once.
+A tensor on a CPU is read twice, for the hash and for the rest. One on another device is measured
+there, by operators whose results stay there until `results` brings those of many over at once.
 """
 
 from __future__ import annotations

@@ -97,9 +97,12 @@ def write_npy(folder: Folder, name: str, value: Npy) -> int:
     **Raises:** `OSError`; nothing is left behind.
     """
     header, temporary = value.header, _temporary()
-    if native.make_file(folder.descriptor(), name, header, value.data, temporary) == 0:
+    error = native.make_file(folder.descriptor(), name, header, value.data, temporary)
+    if error == 0:
         return value.size
-    # It cannot be done in one go, or an error is to be told.
+    if error is not None and error != errno.ENOENT:
+        raise OSError(error, os.strerror(error), name)
+    # It cannot be done in one go, or someone has removed the folder.
     return _made(folder, name, lambda descriptor: _write(descriptor, value))
 
 

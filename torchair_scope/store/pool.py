@@ -16,9 +16,10 @@ from torchair_scope.store.sections import section
 
 THREADS = min(4, max(2, os.cpu_count() or 2))
 # To wake a thread costs as much as a small file, so it is woken for this much, each job counted as
-# so many bytes beside its own. What is left is done when it is waited for.
+# so many bytes beside its own. What is less is done when it is waited for, or after a while.
 _BYTES_TO_WAKE = 1 << 17
 _BYTES_OF_A_JOB = 1 << 12
+_SECONDS_QUEUED = 0.25
 
 
 class Group:
@@ -59,6 +60,7 @@ class Pool:
         self._queued = 0
         self._idle = 0
         self._waiting = 0
+        self._hurries = False
         self._threads: list[threading.Thread] = []
         self._outstanding = 0
         self._in_flight = 0
@@ -74,14 +76,26 @@ class Pool:
             self._queued += job.nbytes + _BYTES_OF_A_JOB
             if len(self._threads) < THREADS:
                 self._start_thread()
-            elif self._idle and self._queued >= _BYTES_TO_WAKE:
+            elif self._idle and (len(self._jobs) == 1 or self._is_worth_it()):
                 self._work.notify()
 
-    def wake(self) -> None:
-        """Have a thread begin, if one is idle: more has come than is worth to wait for."""
+    def grows(self, job: Job, nbytes: int) -> None:
+        """A job that no thread has taken up holds so many bytes more."""
         with self._changed:
+            job.nbytes += nbytes
+            self._in_flight += nbytes
+            self._queued += nbytes
+
+    def hurry(self) -> None:
+        """Have a thread take up what is queued."""
+        with self._changed:
+            self._hurries = bool(self._jobs)
             if self._idle and self._jobs:
                 self._work.notify()
+
+    def _is_worth_it(self) -> bool:
+        """Whether what is queued is more than is worth to wait for, or somebody waits for it."""
+        return self._queued >= _BYTES_TO_WAKE or self._hurries or self._waiting > 0
 
     def _expect(self, job: Job) -> None:
         job.group.outstanding += 1
@@ -158,17 +172,23 @@ class Pool:
     def _write(self) -> None:
         with section:  # For good: what a finaliser would wait for here never comes.
             while True:
-                with self._work:
-                    while not self._jobs:
-                        self._idle += 1
-                        self._work.wait()
-                        self._idle -= 1
-                    job = self._jobs.popleft()
-                    self._queued -= job.nbytes + _BYTES_OF_A_JOB
-                    job.started = True
+                job = self._next()
                 if job.run():
                     self.done(job)
                 del job
+
+    def _next(self) -> Job:
+        with self._work:
+            has_waited = False
+            while not self._jobs or not (has_waited or self._is_worth_it()):
+                self._idle += 1
+                has_waited = not self._work.wait(_SECONDS_QUEUED if self._jobs else None)
+                self._idle -= 1
+            job = self._jobs.popleft()
+            self._queued -= job.nbytes + _BYTES_OF_A_JOB
+            self._hurries = self._hurries and bool(self._jobs)
+            job.started = True
+        return job
 
 
 class _Unstarted:

@@ -227,9 +227,8 @@ class Saving:
             self._value.settle(None, INTERRUPTED)
             return True
         try:
-            hint = self._source.hint
-            if hint is not None and self._source.is_hint():
-                return self._is(hint)
+            if self._source.hint is not None and self._source.is_hint():
+                return self._is(self._source.hint)
             return self._save(self._source.npy())
         except UnsavableTensorError as error:
             self._folder.is_unsavable(self._slot, error)

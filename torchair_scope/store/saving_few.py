@@ -21,15 +21,25 @@ class Few(Protocol):
 
     Attributes:
         slot: which one.
+        nbytes: of the memory that it holds.
+        is_settled: whether it is known what became of it.
     """
 
     slot: Slot
+    nbytes: int
+    is_settled: bool
 
     def look_up(self, contents: Contents) -> None:
         """Say what it is, as far as that is known."""
 
-    def file(self, paths: dict[Content, str]) -> SmallFile | None:
-        """The file to be made now, given where new contents will be; None if it has to wait."""
+    def file(self, path: str, paths: dict[Content, str]) -> SmallFile | None:
+        """The file to be made now; None if it has to wait.
+
+        **Arguments:**
+
+        - `path`: where it will be.
+        - `paths`: where the contents will be that are made before it; a new one is added.
+        """
 
     def is_made(self, path: str) -> None:
         """The file is there."""
@@ -47,21 +57,24 @@ class Few(Protocol):
 class SmallValue:
     """A small value."""
 
-    content: Content
-    _is_new: bool
+    _content: Content
 
     def __init__(self, slot: Slot, array: Array) -> None:
         self.slot = slot
+        self.nbytes = array.nbytes
+        self.is_settled = False
         self._value = Npy(array)
+        self._is_new = False
 
     def look_up(self, contents: Contents) -> None:
         """Find the equal content, or list a new one."""
-        self.content, self._is_new = contents.find(self._value)
+        self._content, self._is_new = contents.find(self._value)
 
-    def file(self, paths: dict[Content, str]) -> SmallFile | None:
+    def file(self, path: str, paths: dict[Content, str]) -> SmallFile | None:
         """A new file, or a link to the one that has the same."""
-        name, content = self.slot.name, self.content
+        name, content = self.slot.name, self._content
         if self._is_new:
+            paths[content] = path
             return SmallFile(name, self._value.header + self._value.data.tobytes())
         source = paths.get(content) or content.path
         return None if source is None else SmallFile(name, source=source)
@@ -69,41 +82,44 @@ class SmallValue:
     def is_made(self, path: str) -> None:
         """Tell those who wait for it."""
         size = self._value.size
-        self.slot.has_file(size, size if self._is_new else 0, self.content)
+        self.slot.has_file(size, size if self._is_new else 0, self._content)
         if self._is_new:
-            self.content.is_at(path, size)
+            self._content.is_at(path, size)
 
     def make(self, folder: StepFolder) -> None:
         """Write it, or link to it."""
         if self._is_new:
-            folder.write(self.slot, self._value, self.content)
+            folder.write(self.slot, self._value, self._content)
         else:
-            folder.link(self.slot, self.content, self._value)
+            folder.link(self.slot, self._content, self._value)
 
     def when_possible(self, make: Callable[[], None]) -> None:
         """A new one is; for another one, somebody may be at it."""
         if self._is_new:
             make()
         else:
-            self.content.when_settled(make)
+            self._content.when_settled(make)
 
     def lose(self) -> None:
         """Nobody else is to wait for it."""
         if self._is_new:
-            self.content.lose()
+            self._content.lose()
 
 
 class KnownValue:
     """A value that is known without reading it."""
 
+    nbytes = 0
+
     def __init__(self, slot: Slot, value: Value) -> None:
         self.slot = slot
+        self.is_settled = False
         self._value = value
 
     def look_up(self, contents: Contents) -> None:
         """It is known what it is."""
 
-    def file(self, paths: dict[Content, str]) -> SmallFile | None:
+    def file(self, path: str, paths: dict[Content, str]) -> SmallFile | None:
         """A link, once it is on disk."""
         content = self._value.content if self._value.is_settled else None
         source = None if content is None else content.path
@@ -140,7 +156,7 @@ class SavingFew:
     def __init__(self, folder: StepFolder, first: Few) -> None:
         self.group = folder.group
         self.started = False
-        self.nbytes = 0
+        self.nbytes = first.nbytes
         self.storage: int | None = None
         self._folder = folder
         self._few = [first]
@@ -152,8 +168,9 @@ class SavingFew:
         with pool().unless_started(self) as unstarted:
             if unstarted and len(self._few) < _TOGETHER:
                 self._few.append(one)
+                pool().grows(self, one.nbytes)
                 return True
-        pool().wake()
+        pool().hurry()
         return False
 
     def run(self) -> bool:
@@ -168,9 +185,14 @@ class SavingFew:
                 self._make_alone(one)
         except Exception as error:
             for one in few:
-                self._folder.breaks(one.slot, error)
-                one.lose()
+                self._break(one, error)
         return self._ends()
+
+    def _break(self, one: Few, error: Exception) -> None:
+        if not one.is_settled:
+            one.is_settled = True
+            self._folder.breaks(one.slot, error)
+            one.lose()
 
     def _left_over(self, few: list[Few]) -> list[Few]:
         """Make files in one go; give those that are not made."""
@@ -180,14 +202,12 @@ class SavingFew:
         left: list[Few] = []
         for one in few:
             one.look_up(self._folder.store.contents)
-            file = one.file(paths)
+            file = one.file(self._folder.path_of(one.slot), paths)
             if file is None:
                 left.append(one)
-                continue
-            if file.content and isinstance(one, SmallValue):
-                paths[one.content] = self._folder.path_of(one.slot)
-            files.append(file)
-            together.append(one)
+            else:
+                files.append(file)
+                together.append(one)
         errors = self._folder.make_small(files) if files else []
         if errors is None:
             return few
@@ -195,6 +215,7 @@ class SavingFew:
             if error:
                 left.append(one)
             else:
+                one.is_settled = True
                 one.is_made(self._folder.path_of(one.slot))
         return left
 
@@ -206,8 +227,9 @@ class SavingFew:
     def _make(self, one: Few) -> None:
         try:
             one.make(self._folder)
+            one.is_settled = True
         except Exception as error:
-            self._folder.breaks(one.slot, error)
+            self._break(one, error)
         finally:
             if self._ends():
                 pool().done(self)
