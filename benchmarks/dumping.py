@@ -47,7 +47,6 @@ class Sides:
         self.dumped = compiled(model, dtype, "torchair_scope", options=options)
         for step in (self.undumped, self.baseline, self.dumped):
             step(self.next_input())
-        self.room = 2 * size(self.theirs.rglob("*.npy"))  # what the largest step writes, twice
 
     def next_input(self) -> torch.Tensor:
         """The input of the next step, unlike all before it."""
@@ -56,21 +55,21 @@ class Sides:
 
     def time_undumped(self, repeat: int) -> float:
         x = self.next_input()
-        return seconds(lambda: self.undumped(x), self.room)
+        return seconds(lambda: self.undumped(x))
 
     def time_baseline(self, repeat: int) -> float:
         shutil.rmtree(self.theirs)
         x = self.next_input()
-        return seconds(lambda: self.baseline(x), self.room)
+        return seconds(lambda: self.baseline(x))
 
     def time_first(self, repeat: int) -> float:
         shutil.rmtree(self.ours)  # The next step begins a dump that has nothing yet.
         x = self.next_input()
-        return seconds(lambda: self.dumped(x), self.room)
+        return seconds(lambda: self.dumped(x))
 
     def time_later(self, repeat: int) -> float:
         x = self.next_input()
-        return seconds(lambda: self.dumped(x), self.room)
+        return seconds(lambda: self.dumped(x))
 
     def time_bare(self, repeat: int) -> float:
         """Write the values that the last step has added, once each, with nothing else."""
@@ -84,7 +83,7 @@ class Sides:
                 with open(self.bare / str(number), "wb", buffering=0) as file:
                     file.write(content)
 
-        needed = seconds(write, self.room)
+        needed = seconds(write)
         shutil.rmtree(self.bare)
         return needed
 

@@ -17,7 +17,6 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
 import torch
 
 REPEATS = 5
@@ -44,15 +43,10 @@ def scratch(options: argparse.Namespace) -> Iterator[Path]:
         yield Path(folder)
 
 
-def seconds(run: Callable[[], Any], room: int = 1 << 30) -> float:
-    """How long something takes, from when the disk is idle and so many bytes of memory are ready.
-
-    A virtual machine gives memory that is free back to its host. To use it again, for files as for
-    tensors, then costs ten times as much as to copy to it, for whoever happens to be the first.
-    """
+def seconds(run: Callable[[], Any]) -> float:
+    """How long something takes, from when the disk is idle."""
     gc.collect()
     os.sync()
-    np.ones(room, dtype=np.uint8)
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
