@@ -5,9 +5,10 @@ has written to it since. Torch counts writes in the version of a tensor, but not
 
 * not while the operator still runs, for a mode on the thread, and not below autograd. So who runs
   operators says beforehand what they write to, by `writing`.
-* not those through `.data`, NumPy or another process. They cannot happen while a graph runs. So
-  memory on the host that was seen in an earlier step is read once in each, at the speed of memory,
-  and its checksum compared with the one that it had then.
+* not those through `.data`, NumPy or another process. They cannot happen while a compiled graph
+  runs. So memory on the host that was seen in an earlier step is read once in each, at the speed of
+  memory, and its checksum compared with the one that it had then. In eager code they can, so there
+  each value is judged by its own checksum.
 * none for inference tensors, which so are known within one step only.
 """
 
