@@ -8,11 +8,8 @@ from torchair_scope.store import compiled
 
 
 @pytest.fixture(params=["compiled", "python"])
-def kernels(request, monkeypatch):
+def kernels(request):
     """Run a test with the functions in C, then without."""
-    compiled.kernels.cache_clear()
     if request.param == "python":
-        monkeypatch.setenv(compiled.VARIABLE, "0")
+        request.getfixturevalue("without_kernels")
     assert (compiled.kernels() is None) == (request.param == "python")
-    yield request.param
-    compiled.kernels.cache_clear()

@@ -38,7 +38,7 @@ def checked(dump: Dump) -> Dump:
         ValueError: no tensor of it was saved.
     """
     tensors = (tensor for call in dump.calls() for tensor in call.tensors.values())
-    if not any(tensor.file is not None and tensor.sample is None for tensor in tensors):
+    if not any(_whole(tensor) is not None for tensor in tensors):
         raise ValueError(
             f"golden is {dump.folder.url}, in which no whole tensor was saved: there is nothing "
             "to compare with. Dump the golden run with files, without a sample"

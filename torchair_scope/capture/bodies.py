@@ -16,7 +16,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -118,6 +118,11 @@ def numbered(name: str) -> str:
 def labels_of(operator: str) -> Iterator[Label]:
     """The labels of an operator's bodies in order, endless; any is taken to run each time."""
     return itertools.chain(_BODIES.get(operator, ()), itertools.repeat(_EACH_TIME))
+
+
+def as_returned(result: Any) -> Any:
+    """What an interpreter has made of a body, as operators expect it: FX has lists of its own."""
+    return list(result) if isinstance(result, list) else result
 
 
 def tags_in_bodies(node: torch.fx.Node) -> Iterator[Tag]:

@@ -17,7 +17,7 @@ from torch._ops import HigherOrderOperator, OperatorBase
 from torch.fx.node import map_aggregate
 
 from torchair_scope import _torch_private
-from torchair_scope.capture.bodies import Label, labels_of, numbered
+from torchair_scope.capture.bodies import Label, as_returned, labels_of, numbered
 
 AtNode = Callable[[torch.fx.Node], None]
 
@@ -95,9 +95,7 @@ def _watched(
         with running(place + label.of_run(next(numbers))) as at_node:
             if not isinstance(body, torch.fx.GraphModule):
                 return body(*operands)
-            result = GraphRun(body, at_node).run(*operands)
-            # FX gives lists as a class of its own, which operators do not expect of a body.
-            return list(result) if isinstance(result, list) else result
+            return as_returned(GraphRun(body, at_node).run(*operands))
 
     return run
 

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 
 from torchair_scope import _torch_private
 from torchair_scope.capture.autograd_nodes import tensors_in
+from torchair_scope.capture.bodies import as_returned
 from torchair_scope.capture.memory import written_by
 from torchair_scope.capture.nodes import target_name
 from torchair_scope.capture.saved import Saved, SavedBody, SavedCall, SavedOperator
@@ -159,9 +160,8 @@ class BodyRun:
         """Run the body once."""
         place = self.place + self.body.label.of_run(self.runs)
         self.runs += 1
-        result = DumpingInterpreter(self.module, self.body.saved, self.step, place).run(*args)
-        # FX gives lists as a class of its own, which operators do not expect of a body.
-        return list(result) if isinstance(result, list) else result
+        run = DumpingInterpreter(self.module, self.body.saved, self.step, place)
+        return as_returned(run.run(*args))
 
 
 class WatchedOperator(OpOverload):

@@ -109,4 +109,4 @@ def make_files(folder: int, files: Sequence[SmallFile], temporary: str) -> list[
 
 
 _KEYS = np.random.default_rng(0).integers(0, 1 << 64, 32, dtype=np.uint64)
-_NAMES = {getattr(torch, kind): kind for kind in KINDS} | {torch.bool: "uint8"}
+_NAMES = {getattr(torch, kind): kind for kind in KINDS}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 INTERRUPTED = "the run was interrupted before it was written"
-NOT_WRITTEN = "not written"
+_NOT_WRITTEN = "not written"
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,14 @@ class StepFolder:
             return self._fails(slot, error)
         slot.has_file(content.size, written, content)
         return content
+
+    def link_as(self, slot: Slot, value: Value) -> Content | str:
+        """Give a slot the file of a settled value, or the reason why that has none."""
+        if value.content is not None:
+            return self.link(slot, value.content)
+        reason = value.reason or _NOT_WRITTEN
+        slot.is_missing(reason)
+        return reason
 
     def _fails(self, slot: Slot, error: OSError) -> str:
         number = error.errno or errno.EIO
@@ -257,11 +265,7 @@ class Saving:
 
     def _link_as(self, hint: Value) -> None:
         try:
-            if hint.content is None:
-                self._slot.is_missing(hint.reason or NOT_WRITTEN)
-                self._value.settle(None, hint.reason)
-            else:
-                self._settle(hint.checksum, self._folder.link(self._slot, hint.content))
+            self._settle(hint.checksum, self._folder.link_as(self._slot, hint))
         except Exception as error:
             self._breaks(error)
         finally:

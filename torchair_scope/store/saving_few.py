@@ -11,7 +11,7 @@ from torchair_scope.store.contents import Content, Contents, Value
 from torchair_scope.store.native import SmallFile
 from torchair_scope.store.npy import Npy
 from torchair_scope.store.pool import pool
-from torchair_scope.store.saving import INTERRUPTED, NOT_WRITTEN, Slot, StepFolder
+from torchair_scope.store.saving import INTERRUPTED, Slot, StepFolder
 
 _TOGETHER = 64
 
@@ -132,10 +132,7 @@ class KnownValue:
 
     def make(self, folder: StepFolder) -> None:
         """Link to it, if it is on disk."""
-        if self._value.content is None:
-            self.slot.is_missing(self._value.reason or NOT_WRITTEN)
-        else:
-            folder.link(self.slot, self._value.content)
+        folder.link_as(self.slot, self._value)
 
     def when_possible(self, make: Callable[[], None]) -> None:
         """Once a writer has read it."""
