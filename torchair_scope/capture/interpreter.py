@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,8 @@ from torchair_scope.capture.nodes import target_name
 from torchair_scope.capture.saved import Saved, SavedBody, SavedCall, SavedOperator
 from torchair_scope.capture.tags import Tag
 from torchair_scope.store.identity import writing
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class CallSink(Protocol):
@@ -98,12 +101,19 @@ class DumpingInterpreter(torch.fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator; its inputs are handed over before, since it may change them."""
         call = self.begin_call(self.node, args, kwargs)
+        if isinstance(target, OpOverload) and not target._schema.is_mutable:
+            result, mutated = super().call_function(target, args, kwargs), _NOTHING
+        else:
+            result = self._run_watched(target, args, kwargs)
+            mutated = mutated_arguments(target, args, kwargs)
+        if call is not None:
+            call.finish(result, mutated)
+        return result
+
+    def _run_watched(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         watched = self.watched_arguments(self.node, args)
         with self._below_autograd_if_it_runs_bodies(), self._announced(target, args, kwargs):
-            result = super().call_function(target, watched or args, kwargs)
-        if call is not None:
-            call.finish(result, mutated_arguments(target, args, kwargs))
-        return result
+            return super().call_function(target, watched or args, kwargs)
 
     def _below_autograd_if_it_runs_bodies(self) -> contextlib.AbstractContextManager[Any]:
         """A graph from AOTAutograd needs no autograd; above it, operators trace their bodies."""

@@ -25,6 +25,7 @@ from torchair_scope.capture.partition import has_own_kind
 from torchair_scope.capture.settings import selects_this_rank
 from torchair_scope.capture.tags import Tag, tag_of
 from torchair_scope.options import EngineName, Options
+from torchair_scope.store.manifest import plain
 
 Facts = Mapping[str, Any]
 Wanted = Callable[[torch.fx.Node, Tag | None], bool]
@@ -146,7 +147,7 @@ class Selection:
     ) -> SavedCall:
         options = self.options_of(tag)
         only_border, on_this_rank = options.tap == "boundary", selects_this_rank(options)
-        return SavedCall(facts, tag, number, engine, only_border, on_this_rank)
+        return SavedCall(plain(facts), tag, number, engine, only_border, on_this_rank)
 
     def _engine(self, node: torch.fx.Node, tag: Tag | None) -> EngineName:
         return engine_for(node, tag, self.options_of)

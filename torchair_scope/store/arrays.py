@@ -47,8 +47,8 @@ def to_numpy(tensor: torch.Tensor) -> Array:
     **Raises:** `UnsavableTensorError` for fake, functional, meta, batched and nested tensors and
     for subclasses that keep their data elsewhere.
     """
-    if not tensor.requires_grad and _is_ordinary(tensor) and tensor.dtype in _NATIVE:
-        return tensor.numpy()
+    if _is_ordinary(tensor) and tensor.dtype in _NATIVE:
+        return tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
     with torch.no_grad(), named_as_unsavable(tensor):
         return _value(plain_tensor(tensor))
 
@@ -117,7 +117,7 @@ def number_array(value: Any) -> Array | None:
 
     None if it is something else, or too large for an array of numbers.
     """
-    if not _is_number_tree(value):
+    if isinstance(value, torch.Tensor) or not _is_number_tree(value):
         return None
     try:
         array = np.array(_resolved(value))
@@ -154,6 +154,15 @@ SYMBOLIC: dict[type, Callable[[Any], Any]] = {
 
 
 def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Look through subclasses for the tensor that holds the data; apart from autograd.
+
+    **Raises:** `UnsavableTensorError` if there is none.
+    """
+    tensor = data_tensor(tensor)
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def data_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Look through subclasses for the tensor that holds the data.
 
     **Raises:** `UnsavableTensorError` if there is none.
@@ -164,7 +173,7 @@ def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
         raise UnsavableTensorError("a nested tensor has no single array")
     if tensor.is_meta:
         raise UnsavableTensorError("a tensor on the meta device has no data")
-    return tensor.detach() if tensor.requires_grad else tensor
+    return tensor
 
 
 def _data_of_subclass(tensor: torch.Tensor) -> torch.Tensor:

@@ -43,6 +43,7 @@ class Chosen:
         self._choice = choice
         self._budget = Budget(choice.limits, choice.min_free, step.run.rank_folder)
         self._refused: dict[int, str | None] = {}
+        self._is_all_kept = not (choice.data != "tensors" or choice.sample or self._budget.limits)
 
     def keep_tensor(self, call: Call, slot: str, tensor: Any, description: Description) -> None:
         """Save a tensor, or measure it, or both."""
@@ -62,13 +63,17 @@ class Chosen:
         size = 0 if is_there else part.numel() * _bytes_in_file(part) + _HEADER
         refused = self._make_room(call, slot, size)
         if refused is None:
-            self._step.files.keep(call, slot, found)
+            self._step.files.keep(call, slot, found, description)
             return
         description.pop("sample", None)
         if self._choice.data == "tensors":
             self._step.statistics.keep_tensor(call, slot, tensor, description)
         call.is_missing(slot, refused)
         self._say(call, refused)
+
+    def keep_again(self, call: Call, slot: str, tensor: Any) -> Description | None:
+        """Save a tensor again that costs no more than a link, where there is no limit on calls."""
+        return self._step.files.keep_again(call, slot, tensor) if self._is_all_kept else None
 
     def keep_numbers(self, call: Call, slot: str, array: Array) -> None:
         """Save numbers, unless only statistics are wanted: the record has them."""

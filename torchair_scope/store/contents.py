@@ -109,6 +109,13 @@ class Value(Awaited):
         self.content, self.reason = content, reason
         self._settle()
 
+    def settle_as(self, result: Content | str) -> None:
+        """As `settle`: it is this content, or it is not on disk for this reason."""
+        if isinstance(result, str):
+            self.settle(None, result)
+        else:
+            self.settle(result)
+
     def may_be_linked_to(self, step: object) -> bool:
         """Whether there is a file, or will be one; looked up once in a step."""
         if self.is_settled and self._is_there_in is not step:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchair_scope.store import layout
 
@@ -12,15 +10,32 @@ if TYPE_CHECKING:
     from torchair_scope.store.run import Run
 
 
-@contextlib.contextmanager
-def guarded(run: Run, path: str, problems: list[str] | None = None) -> Iterator[None]:
-    """Keep every failure of ours out of the model, unless the user asked for it."""
-    try:
-        yield
-    except Exception as error:
-        if problems is not None:
-            problems.append(f"{type(error).__name__}: {error}")
-        report(run, error, path)
+class Guarded:
+    """A block that keeps every failure of ours out of the model, unless the user asked for it.
+
+    Args:
+        run: that the block works for.
+        path: what the user is told to be affected, if the error does not say it.
+        problems: is told what went wrong.
+    """
+
+    __slots__ = ("_path", "_problems", "_run")  # There are two for each call.
+
+    def __init__(self, run: Run, path: str, problems: list[str] | None = None) -> None:
+        self._run = run
+        self._path = path
+        self._problems = problems
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if self._problems is not None:
+            self._problems.append(f"{type(error).__name__}: {error}")
+        report(self._run, error, self._path)
+        return True
 
 
 def report(run: Run, error: Exception, path: str) -> None:

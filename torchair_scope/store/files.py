@@ -15,13 +15,13 @@ from torchair_scope.store.arrays import (
     Array,
     Description,
     UnsavableTensorError,
+    data_tensor,
     is_strided,
-    plain_tensor,
     to_numpy,
 )
 from torchair_scope.store.contents import SMALL, Value
 from torchair_scope.store.device import host_copy, wait_for_copies
-from torchair_scope.store.identity import checksum
+from torchair_scope.store.identity import Seen, checksum
 from torchair_scope.store.npy import Npy
 from torchair_scope.store.pool import pool
 from torchair_scope.store.saving import Saving, Slot, Source, StepFolder
@@ -29,6 +29,9 @@ from torchair_scope.store.saving_few import Few, KnownValue, SavingFew, SmallVal
 
 if TYPE_CHECKING:
     from torchair_scope.store.writer import Call, Step
+
+
+_MOST_NUMBERS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class Found(NamedTuple):
     """A tensor, and what is known of it before it is read.
 
     Attributes:
-        tensor: with its data, as it is saved.
+        tensor: itself.
+        data: the tensor that holds its data.
         is_strided: whether its memory is its elements.
         hint: the value that it most likely is, if that is on disk.
         is_unwritten: whether its memory is as it was when it had that value; reads it.
@@ -59,6 +63,7 @@ class Found(NamedTuple):
     """
 
     tensor: torch.Tensor
+    data: torch.Tensor
     is_strided: bool = False
     hint: Value | None = None
     is_unwritten: Callable[[], bool] | None = None
@@ -71,6 +76,13 @@ class Found(NamedTuple):
         )
 
 
+class Kept(NamedTuple):
+    """What became of a tensor in this step."""
+
+    value: Value
+    description: Description
+
+
 class Files:
     """Saves the values of one step's calls as files in the step's folder; a `Keeper`."""
 
@@ -81,60 +93,88 @@ class Files:
         self._store = step.run.rank_folder
         self._lent: list[Saving] = []
         self._few: SavingFew | None = None
+        self._seen = Seen()
+        self._numbers: dict[Any, Value] = {}
         self._devices: set[torch.device] = set()
 
     def keep_tensor(self, call: Call, slot: str, tensor: Any, description: Description) -> None:
         """Save a tensor, unless it is known to be on disk."""
         found = self.look_up(call, slot, tensor)
         if found is not None:
-            self.keep(call, slot, found)
+            self.keep(call, slot, found, description)
+
+    def keep_again(self, call: Call, slot: str, tensor: Any) -> Description | None:
+        """Link to the file that a tensor has in this step, if it is known to be the same."""
+        known: Kept | None = self._seen.find(tensor)
+        if known is None:
+            return None
+        self._link(self._slot(call, slot), known.value)
+        return known.description
 
     def look_up(self, call: Call, slot: str, tensor: Any) -> Found | None:
         """Say what is known of a tensor; None if it cannot be saved, which the call then knows."""
-        self._folder.say()
-        self._store.check_owner()
         try:
-            plain = plain_tensor(tensor)
+            data = data_tensor(tensor)
         except UnsavableTensorError as error:
             self._is_unsavable(self._slot(call, slot), error)
             return None
-        if not is_strided(plain):
-            return Found(plain)
-        if plain.is_cpu and plain.nbytes <= SMALL:
-            return Found(plain, is_strided=True)
-        sighting = self._store.known.find(plain, self._step)
+        if not is_strided(data):
+            return Found(tensor, data)
+        if data.is_cpu and data.nbytes <= SMALL:
+            return Found(tensor, data, is_strided=True)
+        sighting = self._store.known.find(data, self._step)
         hint: Value | None = sighting.value if sighting is not None else None
-        if sighting is None or hint is None or not hint.may_be_linked_to(self._step):
-            return Found(plain, is_strided=True)
-        if not plain.is_cpu or (self._pace.announced and sighting.step is self._step):
-            return Found(plain, True, hint, is_sure=True)
-        if not self._pace.announced:
-            return Found(plain, True, hint)
-        reading = self._store.known.reading(plain, self._step)
-        return Found(plain, True, hint, functools.partial(reading.is_as, sighting.reading, plain))
+        if sighting is None or hint is None:
+            return Found(tensor, data, is_strided=True)
+        is_sure = not data.is_cpu or (self._pace.announced and sighting.step is self._step)
+        if self._pace.announced and not is_sure:
+            reading = self._store.known.reading(data, self._step)
+            is_unwritten = functools.partial(reading.is_as, sighting.reading, data)
+            return Found(tensor, data, True, hint, is_unwritten)
+        if not hint.may_be_linked_to(self._step):
+            hint, is_sure = None, False
+        return Found(tensor, data, True, hint, is_sure=is_sure)
 
-    def keep(self, call: Call, slot: str, found: Found) -> None:
+    def keep(self, call: Call, slot: str, found: Found, description: Description) -> None:
         """Save a tensor that was looked up."""
-        place, tensor = self._slot(call, slot), found.tensor
+        place, data = self._slot(call, slot), found.data
         try:
-            if found.is_strided and tensor.is_cpu and tensor.nbytes <= SMALL:
-                self._keep_few(place, np.array(to_numpy(tensor), order="C"))
-            elif found.is_strided:
-                self._store.known.add(tensor, self._step, self._keep(place, found))
+            if not found.is_strided:
+                self._save(place, Source(_copied(to_numpy(data), data)))
+                return
+            if data.is_cpu and data.nbytes <= SMALL:
+                value = self._keep_few(place, np.array(to_numpy(data), order="C"))
             else:
-                self._save(place, Source(_copied(to_numpy(tensor), tensor)))
+                value = self._keep(place, found)
+                self._store.known.add(data, self._step, value)
         except UnsavableTensorError as error:
             self._is_unsavable(place, error)
+        else:
+            if self._pace.announced:
+                self._seen.add(found.tensor, Kept(value, description))
 
     def _is_unsavable(self, slot: Slot, error: UnsavableTensorError) -> None:
         self._folder.is_unsavable(slot, error)
         self._folder.say()
 
     def keep_numbers(self, call: Call, slot: str, array: Array) -> None:
-        """Save numbers."""
+        """Save numbers; the same ones come often."""
+        place = self._slot(call, slot, is_tensor=False)
+        key = array.dtype, array.shape, array.tobytes()
+        known = self._numbers.get(key)
+        if known is not None:
+            self._link(place, known)
+        elif array.nbytes > SMALL:  # a long list
+            self._save(place, Source(array))
+        else:
+            if len(self._numbers) >= _MOST_NUMBERS:
+                self._numbers.clear()
+            self._numbers[key] = self._keep_few(place, array)
+
+    def check(self) -> None:
+        """Say what writers came upon; raise `OSError` in a forked child."""
         self._folder.say()
         self._store.check_owner()
-        self._keep_few(self._slot(call, slot, is_tensor=False), array)
 
     def let_go(self) -> None:
         """What is still to be read may be written to from now on: keep copies."""
@@ -161,27 +201,28 @@ class Files:
         return Slot(call, slot, layout.file_name(call.stem, slot, call.stamp), is_tensor)
 
     def _keep(self, slot: Slot, found: Found) -> Value:
-        tensor, hint = found.tensor, found.hint
+        data, hint = found.data, found.hint
         if hint is not None and found.is_sure:
             return self._link(slot, hint)
-        if not tensor.is_cpu:
-            copy, arrival = host_copy(tensor, beside=self._pace.announced)
-            self._devices.add(tensor.device)
+        if not data.is_cpu:
+            copy, arrival = host_copy(data.detach(), beside=self._pace.announced)
+            self._devices.add(data.device)
             return self._save(slot, Source(copy, arrival))
         if self._pace.announced:
-            return self._save(slot, Source(tensor, None, True, hint, found.is_unwritten))
+            return self._save(slot, Source(data, None, True, hint, found.is_unwritten))
         # Anything may have written to it since its memory was read, for another value even.
-        array = to_numpy(tensor)
+        array = to_numpy(data)
         total = checksum(Npy(array).data)
         if hint is not None and hint.checksum == total:
             return self._link(slot, hint)
-        return self._save(slot, Source(_copied(array, tensor)), total)
+        return self._save(slot, Source(_copied(array, data)), total)
 
-    def _keep_few(self, slot: Slot, array: Array) -> None:
-        if array.nbytes > SMALL:  # a long list, or what takes more bytes as float32
-            self._save(slot, Source(array))
-            return
-        self._make_with_others(SmallValue(slot, array))
+    def _keep_few(self, slot: Slot, array: Array) -> Value:
+        if array.nbytes > SMALL:  # what takes more bytes as float32
+            return self._save(slot, Source(array))
+        small = SmallValue(slot, array)
+        self._make_with_others(small)
+        return small.value
 
     def _save(self, slot: Slot, source: Source, total: int | None = None) -> Value:
         value = Value(total)
@@ -201,7 +242,7 @@ class Files:
         few = self._few
         if few is None or not few.takes(one):
             few = SavingFew(self._folder, one)
-            pool().submit(few, self._pace.max_inflight)
+            pool().collect(few, self._pace.max_inflight)
             self._few = few
 
 

@@ -78,7 +78,8 @@ class _Storage:
     """Memory that tensors lie in.
 
     Attributes:
-        reference: keeps the storage's address from being used again, but not its memory.
+        reference: keeps the storage's address from being used again, but not its memory. So a
+            tensor that lives and has this address lies in this storage.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -114,7 +115,7 @@ class Known:
                 return None
             version = _version(tensor)
             valid = version == sighting.version and (version is not None or sighting.step is step)
-            if not valid or storage.reference.expired():
+            if not valid:
                 del self._storages[address]
                 return None
             self._storages.move_to_end(address)
@@ -131,7 +132,7 @@ class Known:
         address = _torch_private.storage_address(tensor)
         with self._lock:
             storage = self._storages.get(address)
-            if storage is None or storage.reference.expired():
+            if storage is None:
                 storage = self._storages[address] = _Storage(tensor)
             if len(storage.sightings) >= _MOST_VIEWS:
                 storage.sightings.clear()
@@ -154,7 +155,32 @@ class Known:
                 del self._storages[address]
 
 
-_all: weakref.WeakSet[Known] = weakref.WeakSet()
+class Seen:
+    """The tensors of one step whose writes are announced, known by the objects that they are.
+
+    Most inputs of an operator are outputs of another one, or weights that have been handed over.
+    """
+
+    def __init__(self) -> None:
+        self._by_object: dict[int, tuple[weakref.ref[torch.Tensor], int | None, Any]] = {}
+        _all.add(self)
+
+    def find(self, tensor: torch.Tensor) -> Any:
+        """What a tensor is known as; None if it is not, or may have been written to since."""
+        reference, version, known = self._by_object.get(id(tensor), _UNSEEN)
+        return known if reference() is tensor and version == _version(tensor) else None
+
+    def add(self, tensor: torch.Tensor, known: Any) -> None:
+        """Remember what a tensor is known as from now on."""
+        self._by_object[id(tensor)] = weakref.ref(tensor), _version(tensor), known
+
+    def forget(self, addresses: Iterable[int] = ()) -> None:
+        """Forget all of them, whichever storages are written to."""
+        self._by_object.clear()
+
+
+_UNSEEN: Any = lambda: None, None, None
+_all: weakref.WeakSet[Known | Seen] = weakref.WeakSet()
 
 
 def _place(tensor: torch.Tensor) -> Place:
@@ -228,7 +254,8 @@ def _weighed(data: Array) -> bytes:
 
 def _forget() -> None:
     for known in list(_all):
-        known._lock = threading.Lock()
+        if isinstance(known, Known):
+            known._lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)

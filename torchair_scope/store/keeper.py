@@ -21,6 +21,12 @@ class Keeper(Protocol):
     def keep_tensor(self, call: Call, slot: str, tensor: Any, description: Description) -> None:
         """Take one tensor. `description` goes to the call's record, and may be added to."""
 
+    def keep_again(self, call: Call, slot: str, tensor: Any) -> Description | None:
+        """Take one tensor if it is known to be what was taken in this step; give its description.
+
+        None if that is not known: then it is described, and given to `keep_tensor`.
+        """
+
     def keep_numbers(self, call: Call, slot: str, array: Array) -> None:
         """Take a number, or a list of numbers, that an operator was given or returned."""
 

@@ -10,13 +10,14 @@ import collections
 import os
 import threading
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from torchair_scope.store.sections import section
 
 THREADS = min(4, max(2, os.cpu_count() or 2))
-# To wake a thread costs as much as a small file, so it is woken for this much, each job counted as
-# so many bytes beside its own. What is less is done when it is waited for, or after a while.
+# To wake a thread costs as much as a small file, so it is woken for this much, each job, and each
+# part of a collection, counted as so many bytes beside its own. What is less is done when it is
+# waited for, or after a while.
 _BYTES_TO_WAKE = 1 << 17
 _BYTES_OF_A_JOB = 1 << 12
 _SECONDS_QUEUED = 0.25
@@ -36,12 +37,14 @@ class Job(Protocol):
     Attributes:
         group: what it belongs to.
         nbytes: of the memory that it holds until it is done.
+        parts: of a collection, those that it has so far.
         storage: the memory that it reads, if that may be written to only once it is done.
         started: whether a thread is at it; set by the pool.
     """
 
     group: Group
     nbytes: int
+    parts: list[Any]
     storage: int | None
     started: bool
 
@@ -49,18 +52,26 @@ class Job(Protocol):
         """Do it; no error may get out. False if it is not done yet: `Pool.done` is called later."""
 
 
+def _weight(job: Job) -> int:
+    return job.nbytes + _BYTES_OF_A_JOB * (len(job.parts) or 1)
+
+
 class Pool:
-    """Runs jobs on threads, which are started at the first one."""
+    """Runs jobs on threads, which are started at the first one.
+
+    A job may be a collection, which grows while nobody has time for it: threads take up the others
+    first.
+    """
 
     def __init__(self) -> None:
         self._jobs: collections.deque[Job] = collections.deque()
+        self._collections: collections.deque[Job] = collections.deque()
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._work = threading.Condition(lock)
         self._queued = 0
         self._idle = 0
         self._waiting = 0
-        self._hurries = False
         self._threads: list[threading.Thread] = []
         self._outstanding = 0
         self._in_flight = 0
@@ -68,34 +79,47 @@ class Pool:
 
     def submit(self, job: Job, limit: int) -> None:
         """Have a job run; past `limit` bytes in flight, wait until others are done."""
+        self._take(job, self._jobs, limit)
+
+    def collect(self, job: Job, limit: int) -> None:
+        """Have a collection run that may still grow; else as `submit`."""
+        self._take(job, self._collections, limit)
+
+    def add(self, job: Job, part: Any, nbytes: int, most: int) -> bool:
+        """Give a collection one more part, of so many bytes; False if a thread has taken it up.
+
+        With `most` parts, it is taken up in its turn.
+        """
+        with self._changed:
+            if job.started:
+                return False
+            job.parts.append(part)
+            job.nbytes += nbytes
+            self._in_flight += nbytes
+            self._queued += nbytes + _BYTES_OF_A_JOB
+            if len(job.parts) == most:
+                self._collections.remove(job)
+                self._jobs.append(job)
+            if self._idle and self._is_worth_it():
+                self._work.notify()
+            return True
+
+    def _take(self, job: Job, queue: collections.deque[Job], limit: int) -> None:
         with self._changed:
             while self._in_flight and self._in_flight + job.nbytes > limit:
                 self._wait()
             self._expect(job)
-            self._jobs.append(job)
-            self._queued += job.nbytes + _BYTES_OF_A_JOB
+            is_first = not (self._jobs or self._collections)
+            queue.append(job)
+            self._queued += _weight(job)
             if len(self._threads) < THREADS:
                 self._start_thread()
-            elif self._idle and (len(self._jobs) == 1 or self._is_worth_it()):
-                self._work.notify()
-
-    def grows(self, job: Job, nbytes: int) -> None:
-        """A job that no thread has taken up holds so many bytes more."""
-        with self._changed:
-            job.nbytes += nbytes
-            self._in_flight += nbytes
-            self._queued += nbytes
-
-    def hurry(self) -> None:
-        """Have a thread take up what is queued."""
-        with self._changed:
-            self._hurries = bool(self._jobs)
-            if self._idle and self._jobs:
+            elif self._idle and (is_first or self._is_worth_it()):
                 self._work.notify()
 
     def _is_worth_it(self) -> bool:
         """Whether what is queued is more than is worth to wait for, or somebody waits for it."""
-        return self._queued >= _BYTES_TO_WAKE or self._hurries or self._waiting > 0
+        return self._queued >= _BYTES_TO_WAKE or self._waiting > 0
 
     def _expect(self, job: Job) -> None:
         job.group.outstanding += 1
@@ -155,7 +179,7 @@ class Pool:
         return _Unstarted(self._changed, job)
 
     def _wait(self) -> None:
-        if self._idle and self._jobs:
+        if self._idle and self._queued:
             self._work.notify_all()
         self._waiting += 1
         try:
@@ -180,13 +204,12 @@ class Pool:
     def _next(self) -> Job:
         with self._work:
             has_waited = False
-            while not self._jobs or not (has_waited or self._is_worth_it()):
+            while not self._queued or not (has_waited or self._is_worth_it()):
                 self._idle += 1
-                has_waited = not self._work.wait(_SECONDS_QUEUED if self._jobs else None)
+                has_waited = not self._work.wait(_SECONDS_QUEUED if self._queued else None)
                 self._idle -= 1
-            job = self._jobs.popleft()
-            self._queued -= job.nbytes + _BYTES_OF_A_JOB
-            self._hurries = self._hurries and bool(self._jobs)
+            job = (self._jobs or self._collections).popleft()
+            self._queued -= _weight(job)
             job.started = True
         return job
 

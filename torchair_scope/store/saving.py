@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +29,7 @@ INTERRUPTED = "the run was interrupted before it was written"
 _NOT_WRITTEN = "not written"
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """A slot of a call that is to have a file."""
 
     call: Call
@@ -101,24 +100,30 @@ class StepFolder:
         """Where the file of a slot is, or will be."""
         return f"{self._folder.path}/{slot.name}"
 
-    def link(self, slot: Slot, content: Content, value: Npy | None = None) -> Content | str:
-        """Give a slot the file of a content; `value` is written if that is gone."""
+    def link(
+        self, slot: Slot, content: Content, read: Callable[[], Npy] | None = None
+    ) -> Content | str:
+        """Give a slot the file of a content; if that is gone, what `read` gives is written."""
         try:
             written = self.store.links.make(content, self._folder, slot.name)
         except FileNotFoundError as error:
             content.lose()
-            if value is None:
+            if read is None:
                 return self._fails(slot, error)
-            return self.write(slot, value, self.store.contents.unlisted())
+            return self.write(slot, read(), self.store.contents.unlisted())
         except OSError as error:
             return self._fails(slot, error)
         slot.has_file(content.size, written, content)
         return content
 
-    def link_as(self, slot: Slot, value: Value) -> Content | str:
-        """Give a slot the file of a settled value, or the reason why that has none."""
+    def link_as(
+        self, slot: Slot, value: Value, read: Callable[[], Npy] | None = None
+    ) -> Content | str:
+        """Give a slot the file of a settled value; if that has none, as `link`, or the reason."""
         if value.content is not None:
-            return self.link(slot, value.content)
+            return self.link(slot, value.content, read)
+        if read is not None:
+            return self.write(slot, read(), self.store.contents.unlisted())
         reason = value.reason or _NOT_WRITTEN
         slot.is_missing(reason)
         return reason
@@ -175,6 +180,7 @@ class Source:
         is_lent: whether it is the model's own tensor, and may be written to later.
         hint: the value that it most likely is.
         is_unwritten: whether the memory is as it was when it had that value, if that can be told.
+        is_readable: whether the data is still what was handed over.
     """
 
     data: torch.Tensor | Array
@@ -182,6 +188,7 @@ class Source:
     is_lent: bool = False
     hint: Value | None = None
     is_unwritten: Callable[[], bool] | None = None
+    is_readable: bool = True
 
     def is_hint(self) -> bool:
         """Whether it is known, by no more than a reading of memory, to be that value."""
@@ -205,6 +212,7 @@ class Saving:
         self.started = False
         # What is on disk most likely is never copied.
         self.nbytes = 0 if source.hint is not None else source.data.nbytes
+        self.parts: list[Any] = []
         self.storage: int | None = None
         if source.is_lent and isinstance(source.data, torch.Tensor):
             self.storage = _torch_private.storage_address(source.data)
@@ -218,13 +226,14 @@ class Saving:
         address = self.storage
         if address is None:
             return
-        if self._source.is_hint():  # It is read now, and need not be any more.
-            return
+        is_hint = self._source.is_hint()
         with pool().unless_started(self) as unstarted:
             data = self._source.data
             if unstarted and isinstance(data, torch.Tensor):
-                if _torch_private.owners_of_storage(data) > 1:
-                    self._source.data = data.clone()
+                if is_hint:  # It is read now, and need not be any more.
+                    self._source.is_readable = False
+                elif _torch_private.owners_of_storage(data) > 1:
+                    self._source.data = data.detach().clone()
                 return
         pool().wait_for_readers([address])
 
@@ -236,7 +245,7 @@ class Saving:
             return True
         try:
             if self._source.hint is not None and self._source.is_hint():
-                return self._is(self._source.hint)
+                return self._is(self._source.hint, self._source)
             return self._save(self._source.npy())
         except UnsavableTensorError as error:
             self._folder.is_unsavable(self._slot, error)
@@ -250,7 +259,7 @@ class Saving:
     def _save(self, npy: Npy) -> bool:
         hint = self._source.hint
         if hint is not None and hint.content is not None and hint.checksum == checksum(npy.data):
-            self._settle(hint.checksum, self._folder.link(self._slot, hint.content, npy))
+            self._settle(hint.checksum, self._folder.link(self._slot, hint.content, lambda: npy))
             return True
         content, is_new = self._folder.store.contents.find(npy)
         if is_new:
@@ -259,13 +268,14 @@ class Saving:
         content.when_settled(lambda: self._link_if_same(npy, content))
         return False
 
-    def _is(self, hint: Value) -> bool:
-        hint.when_settled(lambda: self._link_as(hint))
+    def _is(self, hint: Value, source: Source) -> bool:
+        hint.when_settled(lambda: self._link_as(hint, source))
         return False
 
-    def _link_as(self, hint: Value) -> None:
+    def _link_as(self, hint: Value, source: Source) -> None:
         try:
-            self._settle(hint.checksum, self._folder.link_as(self._slot, hint))
+            read = source.npy if source.is_readable else None
+            self._settle(hint.checksum, self._folder.link_as(self._slot, hint, read))
         except Exception as error:
             self._breaks(error)
         finally:
@@ -275,7 +285,7 @@ class Saving:
         folder = self._folder
         try:
             if content.is_same(npy):
-                self._settle(content.checksum, folder.link(self._slot, content, npy))
+                self._settle(content.checksum, folder.link(self._slot, content, lambda: npy))
             else:
                 other = folder.store.contents.unlisted()
                 self._settle(content.checksum, folder.write(self._slot, npy, other))
@@ -286,10 +296,7 @@ class Saving:
 
     def _settle(self, checksum: int | None, result: Content | str) -> None:
         self._value.checksum = checksum
-        if isinstance(result, str):
-            self._value.settle(None, result)
-        else:
-            self._value.settle(result)
+        self._value.settle_as(result)
 
     def _breaks(self, error: Exception) -> None:
         self._folder.breaks(self._slot, error)

@@ -50,48 +50,57 @@ class Few(Protocol):
     def when_possible(self, make: Callable[[], None]) -> None:
         """Call something once the file can be made: now, or by another thread."""
 
-    def lose(self) -> None:
+    def lose(self, reason: str) -> None:
         """The file is not made."""
 
 
 class SmallValue:
-    """A small value."""
+    """A small value.
 
+    Attributes:
+        value: what others know it as.
+    """
+
+    _npy: Npy
     _content: Content
 
     def __init__(self, slot: Slot, array: Array) -> None:
         self.slot = slot
         self.nbytes = array.nbytes
         self.is_settled = False
-        self._value = Npy(array)
+        self.value = Value()
+        self._array = array
         self._is_new = False
 
     def look_up(self, contents: Contents) -> None:
         """Find the equal content, or list a new one."""
-        self._content, self._is_new = contents.find(self._value)
+        self._npy = Npy(self._array)
+        self._content, self._is_new = contents.find(self._npy)
 
     def file(self, path: str, paths: dict[Content, str]) -> SmallFile | None:
         """A new file, or a link to the one that has the same."""
         name, content = self.slot.name, self._content
+        self.value.content = content
         if self._is_new:
             paths[content] = path
-            return SmallFile(name, self._value.header + self._value.data.tobytes())
+            return SmallFile(name, self._npy.header + self._npy.data.tobytes())
         source = paths.get(content) or content.path
         return None if source is None else SmallFile(name, source=source)
 
     def is_made(self, path: str) -> None:
         """Tell those who wait for it."""
-        size = self._value.size
+        size = self._npy.size
         self.slot.has_file(size, size if self._is_new else 0, self._content)
         if self._is_new:
             self._content.is_at(path, size)
+        self.value.settle(self._content)
 
     def make(self, folder: StepFolder) -> None:
         """Write it, or link to it."""
         if self._is_new:
-            folder.write(self.slot, self._value, self._content)
+            self.value.settle_as(folder.write(self.slot, self._npy, self._content))
         else:
-            folder.link(self.slot, self._content, self._value)
+            self.value.settle_as(folder.link(self.slot, self._content, lambda: self._npy))
 
     def when_possible(self, make: Callable[[], None]) -> None:
         """A new one is; for another one, somebody may be at it."""
@@ -100,10 +109,12 @@ class SmallValue:
         else:
             self._content.when_settled(make)
 
-    def lose(self) -> None:
+    def lose(self, reason: str) -> None:
         """Nobody else is to wait for it."""
         if self._is_new:
             self._content.lose()
+        if not self.value.is_settled:
+            self.value.settle(None, reason)
 
 
 class KnownValue:
@@ -121,8 +132,8 @@ class KnownValue:
 
     def file(self, path: str, paths: dict[Content, str]) -> SmallFile | None:
         """A link, once it is on disk."""
-        content = self._value.content if self._value.is_settled else None
-        source = None if content is None else content.path
+        content = self._value.content
+        source = None if content is None else paths.get(content) or content.path
         return None if source is None else SmallFile(self.slot.name, source=source)
 
     def is_made(self, path: str) -> None:
@@ -138,7 +149,7 @@ class KnownValue:
         """Once a writer has read it."""
         self._value.when_settled(make)
 
-    def lose(self) -> None:
+    def lose(self, reason: str) -> None:
         """It is not this job's to lose."""
 
 
@@ -154,28 +165,23 @@ class SavingFew:
         self.group = folder.group
         self.started = False
         self.nbytes = first.nbytes
+        self.parts = [first]
         self.storage: int | None = None
         self._folder = folder
-        self._few = [first]
         self._lock = threading.Lock()
         self._open = 1
 
     def takes(self, one: Few) -> bool:
         """Take one more slot, unless that is too late."""
-        with pool().unless_started(self) as unstarted:
-            if unstarted and len(self._few) < _TOGETHER:
-                self._few.append(one)
-                pool().grows(self, one.nbytes)
-                return True
-        pool().hurry()
-        return False
+        return len(self.parts) < _TOGETHER and pool().add(self, one, one.nbytes, _TOGETHER)
 
     def run(self) -> bool:
         """Make the files: those that can be made now in one go, the others each alone."""
-        few, self._few = self._few, []
+        few, self.parts = self.parts, []
         if self.group.is_cancelled:
             for one in few:
                 one.slot.is_missing(INTERRUPTED)
+                one.lose(INTERRUPTED)
             return self._ends()
         try:
             for one in self._left_over(few):
@@ -189,7 +195,7 @@ class SavingFew:
         if not one.is_settled:
             one.is_settled = True
             self._folder.breaks(one.slot, error)
-            one.lose()
+            one.lose(str(error))
 
     def _left_over(self, few: list[Few]) -> list[Few]:
         """Make files in one go; give those that are not made."""

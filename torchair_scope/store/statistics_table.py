@@ -66,6 +66,10 @@ class StatisticsTable:
         call.has_statistics(slot)
         self._rows.append((_facts(call, slot, description), found))
 
+    def keep_again(self, call: Call, slot: str, tensor: Any) -> Description | None:
+        """Measure it as any other."""
+        return None
+
     def keep_numbers(self, call: Call, slot: str, array: Array) -> None:
         """Leave numbers to the record."""
 

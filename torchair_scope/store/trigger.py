@@ -25,7 +25,7 @@ from torchair_scope.store.arrays import UnsavableTensorError, describe, is_strid
 from torchair_scope.store.budget import BUDGET
 from torchair_scope.store.choice import Choice
 from torchair_scope.store.device import Arrival, host_copy
-from torchair_scope.store.failures import guarded
+from torchair_scope.store.failures import Guarded
 from torchair_scope.store.files import Pace
 from torchair_scope.store.identity import Known
 from torchair_scope.store.measuring import measure
@@ -145,7 +145,7 @@ class HeldStep:
 
     def at_work(self) -> Any:
         """A block in which failures of ours stay out of the model."""
-        return guarded(self.graph_dump.run, self.graph_dump.run.folder)
+        return Guarded(self.graph_dump.run, self.graph_dump.run.folder)
 
     def begin_call(
         self,

@@ -8,17 +8,18 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
 
 from torchair_scope.store import layout
 from torchair_scope.store.arrays import Description, describe, number_array
 from torchair_scope.store.choice import Choice, Chosen
-from torchair_scope.store.failures import guarded
+from torchair_scope.store.failures import Guarded
 from torchair_scope.store.files import Files, Pace
 from torchair_scope.store.keeper import Keeper
-from torchair_scope.store.manifest import Record, encode, plain
+from torchair_scope.store.manifest import Record, encode
 from torchair_scope.store.sections import in_section, section
 from torchair_scope.store.statistics_table import StatisticsTable
 
@@ -35,11 +36,10 @@ Mode = Literal["all", "input", "output"]
 _OF_INPUTS = ("INPUT", "KWARG")
 
 
-@dataclass(frozen=True)
-class CallReport:
+class CallReport(NamedTuple):
     """What a call has left in the dump, once its record is written.
 
-    Args:
+    Attributes:
         folder: the rank folder.
         finished: whether the operator returned.
         tensors: how many tensors have a file.
@@ -77,7 +77,7 @@ class GraphDump:
     def _start(self, run: Run) -> None:
         record: Record = {"record": "graph", "graph": self.number, "time": layout.time_stamp()}
         record["kind"] = self.kind
-        with guarded(run, run.rank_folder.manifest.path):
+        with Guarded(run, run.rank_folder.manifest.path):
             run.rank_folder.append_header({**self._description, **record})
         self._steps = itertools.count()
         self._run = run
@@ -131,7 +131,7 @@ class Step:
         self._skipped = True
         self._steps = run.rank_folder.steps
         self._steps.begins(self)
-        with guarded(run, run.folder, self.problems):
+        with Guarded(run, run.folder, self.problems):
             run.rank_folder.make_sure()
             self._skipped = self._is_skipped()
         self.name = layout.step_folder_name(graph, number, kind)
@@ -167,7 +167,7 @@ class Step:
 
         - `node`, `target`: `fx.Node.name` and the operator's name, as `aten.add.Tensor`.
         - `args`, `kwargs`: any tree of tensors and constants.
-        - `facts`: further entries of the call's record, such as `scope`.
+        - `facts`: further entries of the call's record, such as `scope`, as JSON.
         - `mode`: which tensors are kept: `"all"`, `"input"` or `"output"`. The record
             describes the others as well.
         - `report`: is told once what is written of the call; not if its record cannot be.
@@ -185,7 +185,7 @@ class Step:
             if not self._skipped:
                 with self.lock:
                     self._open[call.order] = call
-                with guarded(self.run, self.folder, self.problems):
+                with Guarded(self.run, self.folder, self.problems):
                     call.save_arguments(args, kwargs)
             self._tell()
         return call
@@ -207,7 +207,7 @@ class Step:
         if in_section():  # Called by a finaliser, in the middle of the store's own work.
             self._steps.has_returned(self)
             return
-        with section, guarded(self.run, self.folder, self.problems):
+        with section, Guarded(self.run, self.folder, self.problems):
             self.run.rank_folder.check_owner()
             if not self._lag:
                 self._steps.has_returned(self)
@@ -228,7 +228,7 @@ class Step:
                 stack.callback(self._end, keeper)
 
     def _end(self, keeper: Keeper) -> None:
-        with guarded(self.run, self.folder, self.problems):
+        with Guarded(self.run, self.folder, self.problems):
             keeper.finish()
 
     def _write_record(self) -> None:
@@ -237,7 +237,7 @@ class Step:
         for call in unfinished:
             call.ends_unfinished()
         manifest = self.run.rank_folder.manifest.path
-        with guarded(self.run, manifest, self.problems):
+        with Guarded(self.run, manifest, self.problems):
             self.flush()
         complete = not (self.problems or unfinished or self._counts["missing"])
         record = {
@@ -250,7 +250,7 @@ class Step:
             **self._counts,
             "problems": list(dict.fromkeys(self.problems)),
         }
-        with guarded(self.run, manifest):
+        with Guarded(self.run, manifest):
             self.run.rank_folder.append(record)
 
     def is_done(self, call: Call) -> None:
@@ -319,7 +319,7 @@ class Call:
         self.target = target
         self.stem = layout.call_stem(node, target)
         self.stamp = layout.time_stamp()
-        self.facts: Record = plain(dict(facts))
+        self.facts: Record = dict(facts)
         if mode != "all":
             self.facts["mode"] = mode
         self._mode = mode
@@ -338,6 +338,7 @@ class Call:
 
     def save_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Hand the INPUT and KWARG values over; `Step.begin_call` does it."""
+        self.step.files.check()
         self._values["args"] = [self._save(value, "INPUT", i) for i, value in enumerate(args)]
         self._values["kwargs"] = {
             name: encode(value, layout.slot_name("KWARG", name), self._hand_over)
@@ -359,13 +360,14 @@ class Call:
         if not step.is_open(self):
             return
         with section:
-            with guarded(step.run, step.run.folder, step.problems):
+            with Guarded(step.run, step.run.folder, step.problems):
                 self._save_results(result, mutated)
             with step.lock:
                 self._has_returned = True
                 self._look_if_done()
 
     def _save_results(self, result: Any, mutated: Mapping[str, Any]) -> None:
+        self.step.files.check()
         if isinstance(result, tuple | list):
             for index, value in enumerate(result):
                 self._save_numbers(value, layout.slot_name("OUTPUT", index))
@@ -497,6 +499,8 @@ class Call:
 
     def _save(self, value: Any, kind: str, index: int) -> Any:
         slot = layout.slot_name(kind, index)
+        if isinstance(value, torch.Tensor):
+            return {"tensor": self._hand_over(value, slot)}
         self._save_numbers(value, slot)
         return encode(value, slot, self._hand_over)
 
@@ -512,7 +516,11 @@ class Call:
 
     def _hand_over(self, tensor: Any, slot: str) -> Description:
         """Give one tensor to the keeper: the one place through which every tensor goes."""
+        wanted = self._wants(slot)
+        known = self._keeper.keep_again(self, slot, tensor) if wanted else None
+        if known is not None:
+            return {**known, "slot": slot}
         description = {"slot": slot, **describe(tensor)}
-        if self._wants(slot):
+        if wanted:
             self._keeper.keep_tensor(self, slot, tensor, description)
         return description
