@@ -19,9 +19,10 @@ from torchair_scope.store.pool import pool
 if TYPE_CHECKING:
     from torchair_scope.store.run import RankFolder
 
-# How long, and for files up to which size, the free space is taken to be known.
+# How long the free space is taken to be known: for small files, and for all if there is plenty.
 _SECONDS_KNOWN = 0.05
-_NOT_LOOKED_UP = 1 << 20
+_SMALL = 1 << 20
+_PLENTY = 1 << 30
 # What the reasons begin with, as the account tells them.
 BUDGET, DISK = "budget", "disk"
 
@@ -72,7 +73,8 @@ class Disk:
 
     def has_room(self, size: int, floor: int) -> bool:
         """Whether `floor` bytes stay free if so many more are written; then they count as such."""
-        if size > _NOT_LOOKED_UP or time.monotonic() > self._until or self._free - size < floor:
+        spare = self._free - size - floor
+        if spare < 0 or time.monotonic() > self._until or (size > _SMALL and spare < _PLENTY):
             self._free = self._room() - pool().in_flight()
             self._until = time.monotonic() + _SECONDS_KNOWN
         if self._free - size < floor:

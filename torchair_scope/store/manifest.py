@@ -238,6 +238,8 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 
 # The file
 
+_as_json = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str).encode
+
 
 class Manifest:
     """The manifest of one run, opened for appending; any thread may append.
@@ -257,12 +259,9 @@ class Manifest:
 
         **Raises:** `OSError` if they could not be written yet.
         """
-        lines = [
-            json.dumps(record, allow_nan=False, separators=(",", ":"), default=str).encode() + b"\n"
-            for record in records
-        ]
+        lines = "".join([f"{_as_json(record)}\n" for record in records]).encode()
         with section, self._lock:
-            self._unwritten += b"".join(lines)
+            self._unwritten += lines
             self._flush()
 
     def is_in_place(self) -> bool:

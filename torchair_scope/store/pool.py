@@ -66,12 +66,13 @@ class Pool:
     def __init__(self) -> None:
         self._jobs: collections.deque[Job] = collections.deque()
         self._collections: collections.deque[Job] = collections.deque()
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)
-        self._work = threading.Condition(lock)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._work = threading.Condition(self._lock)
         self._queued = 0
         self._idle = 0
         self._waiting = 0
+        self._waiting_for_any = 0
         self._threads: list[threading.Thread] = []
         self._outstanding = 0
         self._in_flight = 0
@@ -90,7 +91,7 @@ class Pool:
 
         With `most` parts, it is taken up in its turn.
         """
-        with self._changed:
+        with self._lock:
             if job.started:
                 return False
             job.parts.append(part)
@@ -105,9 +106,9 @@ class Pool:
             return True
 
     def _take(self, job: Job, queue: collections.deque[Job], limit: int) -> None:
-        with self._changed:
+        with self._lock:
             while self._in_flight and self._in_flight + job.nbytes > limit:
-                self._wait()
+                self._wait_for_any()
             self._expect(job)
             is_first = not (self._jobs or self._collections)
             queue.append(job)
@@ -130,7 +131,7 @@ class Pool:
 
     def done(self, job: Job) -> None:
         """A job has nothing left to do."""
-        with self._changed:
+        with self._lock:
             job.group.outstanding -= 1
             self._outstanding -= 1
             self._in_flight -= job.nbytes
@@ -139,7 +140,7 @@ class Pool:
                 if not self._reading[job.storage]:
                     del self._reading[job.storage]
                 job.storage = None
-            if self._waiting:
+            if self._waiting_for_any or (self._waiting and not job.group.outstanding):
                 self._changed.notify_all()
 
     def in_flight(self) -> int:
@@ -149,7 +150,7 @@ class Pool:
     def wait(self, group: Group) -> None:
         """Wait until a group is done; if that is interrupted, what has not begun is lost."""
         interrupted: BaseException | None = None
-        with self._changed:
+        with self._lock:
             while group.outstanding:
                 try:
                     self._wait()
@@ -161,7 +162,7 @@ class Pool:
 
     def wait_for_all(self) -> None:
         """Wait until nothing is in flight."""
-        with self._changed:
+        with self._lock:
             while self._outstanding:
                 self._wait()
 
@@ -169,16 +170,17 @@ class Pool:
         """Wait until no job reads any of these storages: they are about to be written to."""
         if not self._reading:
             return
-        with self._changed:
+        with self._lock:
             for storage in storages:
                 while storage in self._reading:
-                    self._wait()
+                    self._wait_for_any()
 
     def unless_started(self, job: Job) -> _Unstarted:
         """A block in which no thread takes up the job; yields whether none has."""
-        return _Unstarted(self._changed, job)
+        return _Unstarted(self._lock, job)
 
     def _wait(self) -> None:
+        """Wait until a group is done, or for nothing."""
         if self._idle and self._queued:
             self._work.notify_all()
         self._waiting += 1
@@ -186,6 +188,14 @@ class Pool:
             self._changed.wait()
         finally:
             self._waiting -= 1
+
+    def _wait_for_any(self) -> None:
+        """Wait until a job is done, or for nothing."""
+        self._waiting_for_any += 1
+        try:
+            self._wait()
+        finally:
+            self._waiting_for_any -= 1
 
     def _start_thread(self) -> None:
         # Daemons: others would be waited for before the functions of atexit run.
@@ -202,7 +212,7 @@ class Pool:
                 del job
 
     def _next(self) -> Job:
-        with self._work:
+        with self._lock:
             has_waited = False
             while not self._queued or not (has_waited or self._is_worth_it()):
                 self._idle += 1
@@ -215,7 +225,7 @@ class Pool:
 
 
 class _Unstarted:
-    def __init__(self, lock: threading.Condition, job: Job) -> None:
+    def __init__(self, lock: threading.RLock, job: Job) -> None:
         self._lock = lock
         self._job = job
 

@@ -274,9 +274,9 @@ class Step:
             for call in done:
                 for fact, count in call.counts().items():
                     self._counts[fact] += count
-            if done:
-                self.run.rank_folder.append(*(call.record() for call in done))
-                self._untold += [call.tell for call in done]
+        if done:  # Nothing changes them any more, and the model is not kept waiting.
+            self.run.rank_folder.append(*(call.record() for call in done))
+            self._untold += [call.tell for call in done]
 
     def _tell(self) -> None:
         """Report the calls that are recorded, on the thread that runs the model."""
