@@ -47,8 +47,9 @@ def to_numpy(tensor: torch.Tensor) -> Array:
     **Raises:** `UnsavableTensorError` for fake, functional, meta, batched and nested tensors and
     for subclasses that keep their data elsewhere.
     """
-    if _is_ordinary(tensor) and tensor.dtype in _NATIVE:
-        return tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
+    if _is_ordinary(tensor) and (tensor.dtype in _NATIVE or tensor.dtype is torch.bfloat16):
+        plain = tensor.detach() if tensor.requires_grad else tensor
+        return _from_bfloat16(plain) if plain.dtype is torch.bfloat16 else plain.numpy()
     with torch.no_grad(), named_as_unsavable(tensor):
         return _value(plain_tensor(tensor))
 
@@ -239,7 +240,10 @@ def dequantised(tensor: torch.Tensor) -> Array:
 
 
 def _from_bfloat16(tensor: torch.Tensor) -> Array:
-    return tensor.to(torch.float32).numpy()
+    if tensor.numel() > _FEW:
+        return tensor.to(torch.float32).numpy()
+    bits = tensor.view(torch.int16).numpy().astype(np.uint32)  # Operators of torch start slowly.
+    return (bits << 16).view(np.float32)
 
 
 def _from_complex32(tensor: torch.Tensor) -> Array:
@@ -277,6 +281,7 @@ def _float8_values(dtype: torch.dtype) -> Array:
     return values
 
 
+_FEW = 1 << 12
 FLOAT4_VALUES: Array = np.array(
     [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32
 )

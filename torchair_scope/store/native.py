@@ -66,7 +66,7 @@ def checksum(data: Array) -> int | None:
     library = kernels()
     if library is None:
         return None
-    return int(library.checksum(data.ctypes.data, data.size, _KEYS.ctypes.data))
+    return int(library.checksum(_address(data), data.size, _KEYS_AT))
 
 
 def file_has(descriptor: int, offset: int, data: Array) -> bool | None:
@@ -74,7 +74,7 @@ def file_has(descriptor: int, offset: int, data: Array) -> bool | None:
     library = kernels()
     if library is None:
         return None
-    return bool(library.file_has(descriptor, offset, data.ctypes.data, data.size) == 1)
+    return bool(library.file_has(descriptor, offset, _address(data), data.size) == 1)
 
 
 def make_file(folder: int, name: str, header: bytes, data: Array, temporary: str) -> int | None:
@@ -83,7 +83,7 @@ def make_file(folder: int, name: str, header: bytes, data: Array, temporary: str
     if library is None:
         return None
     names = os.fsencode(temporary), os.fsencode(name)
-    content = header, len(header), data.ctypes.data, data.size
+    content = header, len(header), _address(data), data.size
     return int(library.make_file(folder, FILE_MODE, *names, *content))
 
 
@@ -108,5 +108,11 @@ def make_files(folder: int, files: Sequence[SmallFile], temporary: str) -> list[
     return list(errors)
 
 
+def _address(data: Array) -> int:
+    address: int = data.__array_interface__["data"][0]  # `data.ctypes` makes objects for it.
+    return address
+
+
 _KEYS = np.random.default_rng(0).integers(0, 1 << 64, 32, dtype=np.uint64)
+_KEYS_AT = _address(_KEYS)
 _NAMES = {getattr(torch, kind): kind for kind in KINDS}
