@@ -72,10 +72,11 @@ def test_changes_in_place_after_the_call_never_reach_a_file(dump_path, slow_disk
         assert torch.equal(call.load_args()[0][0], torch.full((size,), float(expected)))
 
 
+@pytest.mark.parametrize("size", [3, LARGE])
 @pytest.mark.parametrize("lag", [0, 1])
-def test_announced_changes_never_reach_a_file(dump_path, slow_disk, lag):
+def test_announced_changes_never_reach_a_file(dump_path, slow_disk, size, lag):
     graph = open_run(dump_path).graph(1, {})
-    tensor = torch.zeros(LARGE)
+    tensor = torch.zeros(size)
     for _ in range(2):
         step = graph.begin_step(pace=Pace(announced=True, lag=lag))
         for number in range(3):
@@ -88,7 +89,7 @@ def test_announced_changes_never_reach_a_file(dump_path, slow_disk, lag):
     rank = rank_of(dump_path)
     assert rank.problems == []
     for call in rank.calls:
-        assert torch.equal(call.load_args()[0][0], torch.full((LARGE,), float(call.order)))
+        assert torch.equal(call.load_args()[0][0], torch.full((size,), float(call.order)))
 
 
 @pytest.mark.parametrize("announced", [False, True])
