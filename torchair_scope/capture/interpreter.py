@@ -20,6 +20,11 @@ from torchair_scope.capture.tags import Tag
 from torchair_scope.store.identity import writing
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+# They return what they are given, in which the result of a collective arrives meanwhile.
+_WAITS = {
+    f"{namespace}::wait_tensor"
+    for namespace in ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+}
 
 
 class CallSink(Protocol):
@@ -101,7 +106,7 @@ class DumpingInterpreter(torch.fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator; its inputs are handed over before, since it may change them."""
         call = self.begin_call(self.node, args, kwargs)
-        if isinstance(target, OpOverload) and not target._schema.is_mutable:
+        if isinstance(target, OpOverload) and not _writes(target):
             result, mutated = super().call_function(target, args, kwargs), _NOTHING
         else:
             result = self._run_watched(target, args, kwargs)
@@ -220,9 +225,14 @@ def writes_of(
     target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> contextlib.AbstractContextManager[None]:
     """Announces what an operator writes to while it runs."""
-    if not isinstance(target, OpOverload) or not target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or not _writes(target):
         return contextlib.nullcontext()
     return writing(tensors_in((args, kwargs)))
+
+
+def _writes(operator: OpOverload) -> bool:
+    """Whether an operator writes to what it is given, or waits until another one has done so."""
+    return operator._schema.is_mutable or operator._schema.name in _WAITS
 
 
 def mutated_arguments(

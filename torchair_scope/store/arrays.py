@@ -243,7 +243,8 @@ def _from_bfloat16(tensor: torch.Tensor) -> Array:
     if tensor.numel() > _FEW:
         return tensor.to(torch.float32).numpy()
     bits = tensor.view(torch.int16).numpy().astype(np.uint32)  # Operators of torch start slowly.
-    return (bits << 16).view(np.float32)
+    bits <<= 16
+    return bits.view(np.float32)
 
 
 def _from_complex32(tensor: torch.Tensor) -> Array:

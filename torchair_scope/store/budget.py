@@ -19,7 +19,8 @@ from torchair_scope.store.pool import pool
 if TYPE_CHECKING:
     from torchair_scope.store.run import RankFolder
 
-# How long the free space is taken to be known: for small files, and for all if there is plenty.
+# How long the free space is taken to be known: for small files, and for all if so much is to spare
+# that others do not fill it in this time.
 _SECONDS_KNOWN = 0.05
 _SMALL = 1 << 20
 _PLENTY = 1 << 30

@@ -59,7 +59,9 @@ class Chosen:
         found = self._step.files.look_up(call, slot, part)
         if found is None:
             return
-        is_there = found.costs_nothing() if self._budget.limits else found.hint is not None
+        is_there = found.hint is not None
+        if is_there and self._budget.limits:
+            is_there = found.costs_nothing(self._step)
         size = 0 if is_there else part.numel() * _bytes_in_file(part) + _HEADER
         refused = self._make_room(call, slot, size)
         if refused is None:

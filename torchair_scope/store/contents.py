@@ -74,7 +74,7 @@ class Content(Awaited):
 
     def is_at(self, path: str, size: int) -> None:
         """It has been written."""
-        self.path, self.size = path, size
+        self.size, self.path = size, path  # Who sees the path uses the size.
         self._settle()
 
     def lose(self) -> None:
@@ -93,7 +93,8 @@ class Value(Awaited):
 
     Attributes:
         checksum: of its bytes, once they are read and if they are many.
-        content: what it is; None before it is settled, and if it is not on disk.
+        content: what it is; None if it is not on disk, and before it is read. Whether that is there
+            is known when it is settled.
         reason: why it is not on disk.
     """
 
@@ -116,11 +117,15 @@ class Value(Awaited):
         else:
             self.settle(result)
 
+    def is_lost(self) -> bool:
+        """Whether it is known that there is no file."""
+        return self.is_settled and (self.content is None or self.content.path is None)
+
     def may_be_linked_to(self, step: object) -> bool:
         """Whether there is a file, or will be one; looked up once in a step."""
+        content = self.content
         if self.is_settled and self._is_there_in is not step:
-            path = self.content.path if self.content is not None else None
-            if path is None or not os.path.exists(path):
+            if content is None or content.path is None or not os.path.exists(content.path):
                 return False
             self._is_there_in = step
         return True

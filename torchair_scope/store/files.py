@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torchair_scope.store.writer import Call, Step
 
 
+# So many different numbers of a step are remembered.
 _MOST_NUMBERS = 1 << 12
 
 
@@ -54,7 +55,7 @@ class Found(NamedTuple):
     """A tensor, and what is known of it before it is read.
 
     Attributes:
-        tensor: itself.
+        tensor: the one that was handed over, or the part of it that is saved.
         data: the tensor that holds its data.
         is_strided: whether its memory is its elements.
         hint: the value that it most likely is, if that is on disk.
@@ -69,11 +70,11 @@ class Found(NamedTuple):
     is_unwritten: Callable[[], bool] | None = None
     is_sure: bool = False
 
-    def costs_nothing(self) -> bool:
+    def costs_nothing(self, step: Step) -> bool:
         """Whether it is on disk; its memory is read if that can tell."""
-        return self.hint is not None and (
-            self.is_sure or self.is_unwritten is None or self.is_unwritten()
-        )
+        if self.hint is None or not self.hint.may_be_linked_to(step):
+            return False
+        return self.is_sure or self.is_unwritten is None or self.is_unwritten()
 
 
 class Kept(NamedTuple):
@@ -93,7 +94,7 @@ class Files:
         self._store = step.run.rank_folder
         self._lent: list[Saving] = []
         self._few: SavingFew | None = None
-        self._seen = Seen()
+        self._seen = Seen()  # not looked into by writers
         self._numbers: dict[Any, Value] = {}
         self._devices: set[torch.device] = set()
 
@@ -106,7 +107,7 @@ class Files:
     def keep_again(self, call: Call, slot: str, tensor: Any) -> Description | None:
         """Link to the file that a tensor has in this step, if it is known to be the same."""
         known: Kept | None = self._seen.find(tensor)
-        if known is None:
+        if known is None or not self._store.links.can_link:
             return None
         self._link(self._slot(call, slot), known.value)
         return known.description
@@ -124,7 +125,7 @@ class Files:
             return Found(tensor, data, is_strided=True)
         sighting = self._store.known.find(data, self._step)
         hint: Value | None = sighting.value if sighting is not None else None
-        if sighting is None or hint is None:
+        if sighting is None or hint is None or hint.is_lost():
             return Found(tensor, data, is_strided=True)
         is_sure = not data.is_cpu or (self._pace.announced and sighting.step is self._step)
         if self._pace.announced and not is_sure:
@@ -160,16 +161,17 @@ class Files:
     def keep_numbers(self, call: Call, slot: str, array: Array) -> None:
         """Save numbers; the same ones come often."""
         place = self._slot(call, slot, is_tensor=False)
+        if array.nbytes > SMALL:  # a long list
+            self._save(place, Source(array))
+            return
         key = array.dtype, array.shape, array.tobytes()
         known = self._numbers.get(key)
         if known is not None:
             self._link(place, known)
-        elif array.nbytes > SMALL:  # a long list
-            self._save(place, Source(array))
-        else:
-            if len(self._numbers) >= _MOST_NUMBERS:
-                self._numbers.clear()
-            self._numbers[key] = self._keep_few(place, array)
+            return
+        if len(self._numbers) >= _MOST_NUMBERS:
+            self._numbers.clear()
+        self._numbers[key] = self._keep_few(place, array)
 
     def check(self) -> None:
         """Say what writers came upon; raise `OSError` in a forked child."""
@@ -193,6 +195,8 @@ class Files:
             pool().wait(self._folder.group)
         finally:
             self._lent.clear()
+            self._seen.clear()
+            self._numbers.clear()
             self._folder.close()
             self._store.known.forget_freed()
         self._folder.say()

@@ -159,28 +159,38 @@ class Seen:
     """The tensors of one step whose writes are announced, known by the objects that they are.
 
     Most inputs of an operator are outputs of another one, or weights that have been handed over.
+    All are forgotten at each announced write, to whatever memory: in a functional graph there are
+    few.
     """
 
     def __init__(self) -> None:
         self._by_object: dict[int, tuple[weakref.ref[torch.Tensor], int | None, Any]] = {}
-        _all.add(self)
+        self._since = _last_write
 
     def find(self, tensor: torch.Tensor) -> Any:
         """What a tensor is known as; None if it is not, or may have been written to since."""
+        self._forget_what_was_written_to()
         reference, version, known = self._by_object.get(id(tensor), _UNSEEN)
         return known if reference() is tensor and version == _version(tensor) else None
 
     def add(self, tensor: torch.Tensor, known: Any) -> None:
         """Remember what a tensor is known as from now on."""
+        self._forget_what_was_written_to()
         self._by_object[id(tensor)] = weakref.ref(tensor), _version(tensor), known
 
-    def forget(self, addresses: Iterable[int] = ()) -> None:
-        """Forget all of them, whichever storages are written to."""
+    def clear(self) -> None:
+        """Forget all of them."""
         self._by_object.clear()
 
+    def _forget_what_was_written_to(self) -> None:
+        if self._since is not _last_write:
+            self._since = _last_write
+            self.clear()
 
+
+_last_write = object()  # another one after each announced write
 _UNSEEN: Any = lambda: None, None, None
-_all: weakref.WeakSet[Known | Seen] = weakref.WeakSet()
+_all: weakref.WeakSet[Known] = weakref.WeakSet()
 
 
 def _place(tensor: torch.Tensor) -> Place:
@@ -200,6 +210,7 @@ def writing(tensors: Iterable[Any]) -> Iterator[None]:
 
     What waits to be written to disk of it is written first, and nothing of it is known afterwards.
     """
+    global _last_write
     written = list(filter(_has_storage, tensors))
     addresses = [_torch_private.storage_address(tensor) for tensor in written]
     with section:
@@ -209,6 +220,7 @@ def writing(tensors: Iterable[Any]) -> Iterator[None]:
     try:
         yield
     finally:
+        _last_write = object()
         with section:
             for known in list(_all):
                 known.forget(addresses)
@@ -254,8 +266,7 @@ def _weighed(data: Array) -> bytes:
 
 def _forget() -> None:
     for known in list(_all):
-        if isinstance(known, Known):
-            known._lock = threading.Lock()
+        known._lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)

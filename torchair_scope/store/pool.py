@@ -87,12 +87,12 @@ class Pool:
         self._take(job, self._collections, limit)
 
     def add(self, job: Job, part: Any, nbytes: int, most: int) -> bool:
-        """Give a collection one more part, of so many bytes; False if a thread has taken it up.
+        """Give a collection one more part, of so many bytes; False if that is too late.
 
-        With `most` parts, it is taken up in its turn.
+        With `most` parts it is full, and taken up in its turn.
         """
         with self._lock:
-            if job.started:
+            if job.started or len(job.parts) >= most:
                 return False
             job.parts.append(part)
             job.nbytes += nbytes

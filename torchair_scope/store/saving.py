@@ -226,16 +226,20 @@ class Saving:
         address = self.storage
         if address is None:
             return
-        is_hint = self._source.is_hint()
+        is_hint = self._is_on_disk()
         with pool().unless_started(self) as unstarted:
             data = self._source.data
             if unstarted and isinstance(data, torch.Tensor):
-                if is_hint:  # It is read now, and need not be any more.
+                if is_hint:  # It need not be read any more.
                     self._source.is_readable = False
                 elif _torch_private.owners_of_storage(data) > 1:
                     self._source.data = data.detach().clone()
                 return
         pool().wait_for_readers([address])
+
+    def _is_on_disk(self) -> bool:
+        hint, step = self._source.hint, self._slot.call.step
+        return hint is not None and hint.may_be_linked_to(step) and self._source.is_hint()
 
     def run(self) -> bool:
         """Read the value; with a hint or an equal content, link to that."""

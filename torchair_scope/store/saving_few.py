@@ -173,7 +173,7 @@ class SavingFew:
 
     def takes(self, one: Few) -> bool:
         """Take one more slot, unless that is too late."""
-        return len(self.parts) < _TOGETHER and pool().add(self, one, one.nbytes, _TOGETHER)
+        return pool().add(self, one, one.nbytes, _TOGETHER)
 
     def run(self) -> bool:
         """Make the files: those that can be made now in one go, the others each alone."""

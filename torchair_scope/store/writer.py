@@ -254,13 +254,16 @@ class Step:
             self.run.rank_folder.append(record)
 
     def is_done(self, call: Call) -> None:
-        """Nothing of a call is awaited any more: its record is due, at once or with others."""
+        """Nothing of a call is awaited any more: its record is due, with others."""
         with self.lock:
             self._open.pop(call.order, None)
             self._done.append(call)
-            waited = time.monotonic() - self._flushed
-            if len(self._done) < _RECORDED_TOGETHER and waited < _SECONDS_UNRECORDED:
-                return
+
+    def flush_if_due(self) -> None:
+        """Write the records of the calls that are done, if they are many or have waited."""
+        waited = time.monotonic() - self._flushed
+        if len(self._done) < _RECORDED_TOGETHER and waited < _SECONDS_UNRECORDED:
+            return
         try:
             self.flush()
         except OSError as error:  # The record is kept, and written with the next ones.
@@ -364,7 +367,9 @@ class Call:
                 self._save_results(result, mutated)
             with step.lock:
                 self._has_returned = True
-                self._look_if_done()
+                is_done = self._look_if_done()
+            if is_done:
+                step.flush_if_due()
 
     def _save_results(self, result: Any, mutated: Mapping[str, Any]) -> None:
         self.step.files.check()
@@ -380,9 +385,11 @@ class Call:
                 for name, value in mutated.items()
             }
 
-    def _look_if_done(self) -> None:
-        if self._has_returned and not self._promised and self.step.is_open(self):
-            self.step.is_done(self)
+    def _look_if_done(self) -> bool:
+        if self._promised or not self._has_returned or not self.step.is_open(self):
+            return False
+        self.step.is_done(self)
+        return True
 
     def ends_unfinished(self) -> None:
         """The step ends, and the operator did not return, or a slot was never settled."""
@@ -465,7 +472,9 @@ class Call:
             self._bytes += size
             self._written += size if written is None else written
             self._tensors += is_tensor
-            self._settle(slot, size if written is None else written)
+            is_done = self._settle(slot, size if written is None else written)
+        if is_done:
+            self.step.flush_if_due()
 
     def is_missing(self, slot: str, reason: str, name: str | None = None) -> None:
         """The slot has no file; `name` is the one that could not be written, if it got so far."""
@@ -473,7 +482,9 @@ class Call:
             if slot not in (lost["slot"] for lost in self._missing):
                 self._slots[slot] = None
                 self._missing.append({"slot": slot, "file": name, "reason": reason})
-            self._settle(slot, 0)
+            is_done = self._settle(slot, 0)
+        if is_done:
+            self.step.flush_if_due()
 
     def has_statistics(self, slot: str) -> None:
         """The slot has a row of statistics."""
@@ -484,12 +495,13 @@ class Call:
         """Have something told how many bytes are written for a slot, 0 if it has no file."""
         self._when_written[slot] = tell
 
-    def _settle(self, slot: str, written: int) -> None:
+    def _settle(self, slot: str, written: int) -> bool:
+        """Nothing is awaited of a slot any more; give whether that holds for the call."""
         tell = self._when_written.pop(slot, None)
         if tell is not None:
             tell(written)
         self._promised.discard(slot)
-        self._look_if_done()
+        return self._look_if_done()
 
     # Values on their way to the keeper
 
