@@ -93,6 +93,22 @@ def test_each_rank_has_its_own_folder_with_its_collectives_and_what_waits_for_th
 
 
 @pytest.mark.slow
+def test_what_arrives_while_one_waits_for_a_collective_is_dumped_as_it_arrives(ranks):
+    folder = ranks / "late_rank"
+    results = results_in(folder)
+    one_row = sum(programs.of_rank(rank) for rank in RANKS)
+    totals = [one_row.repeat(size // 4) for size in programs.SIZES]
+    for rank in RANKS:
+        assert difference(results[rank], [total.sin() + 1 for total in totals]) is None
+        calls = rank_of(folder, rank).calls
+        waits = [call for call in calls if "wait_tensor" in call.target]
+        users = [call for call in calls if call.target == "aten.sin.default"]
+        for wait, user, total in zip(waits, users, totals, strict=True):
+            assert difference(wait.load_outputs(), total) is None
+            assert difference(user.load_args()[0][0], total) is None
+
+
+@pytest.mark.slow
 def test_a_rank_may_dump_alone(ranks):
     folder = ranks / "one_rank"
     results = results_in(folder)

@@ -8,11 +8,12 @@ import torch
 
 from tests.store.support import RANK_0
 from tests.support.disks import slowed
+from torchair_scope.options import Limit
 from torchair_scope.samples import Sample
 from torchair_scope.store.choice import Choice
 from torchair_scope.store.files import Pace
 from torchair_scope.store.reader import read
-from torchair_scope.store.run import complete_steps, open_run
+from torchair_scope.store.run import DumpWarning, complete_steps, open_run
 
 LARGE = 50_000  # elements: beyond what is hashed at once
 ANNOUNCED = Pace(announced=True)
@@ -145,3 +146,47 @@ def test_memory_that_the_model_has_back_is_not_read_when_a_file_is_gone(dump_pat
         assert np.array_equal(np.load(file), value.numpy())
     assert {lost["reason"] for lost in call.record["missing"]} <= {"No such file or directory"}
     assert len(call.record["missing"]) + len(call.record["files"]) == 2
+
+
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.filterwarnings("ignore:torchair_scope cannot write")
+@pytest.mark.parametrize("lag", [0, 1])
+def test_after_files_are_removed_later_steps_are_whole_again(dump_path, lag):
+    weight = torch.randn(LARGE)
+    pace = Pace(announced=True, lag=lag)
+    graph = dumped_twice(dump_path, weight, pace)
+    with slowed(0.05):
+        for number in range(4):
+            step = graph.begin_step(pace=pace)
+            keep_writers_busy(step)
+            save(step, f"later_{number}", weight)
+            step.finish()
+            if not number:
+                remove_earlier_files(dump_path)
+        complete_steps()
+    for number in (2, 3):
+        call = call_of(dump_path, f"later_{number}")
+        assert call.record["missing"] == []
+        assert torch.equal(call.load_args()[0][0], weight)
+
+
+def test_values_whose_files_are_removed_count_as_bytes_again(dump_path):
+    most = 6 * 4 * LARGE
+    weights = [torch.randn(LARGE) for _ in range(4)]
+    choice = Choice(limits=(Limit(f"scope-{dump_path}", max_bytes=most, max_calls=None),))
+    graph = open_run(dump_path).graph(1, {})
+
+    def run_step():
+        step = graph.begin_step(pace=ANNOUNCED)
+        for position, weight in enumerate(weights):
+            save(step, f"n{position}", weight, choice=choice)
+        step.finish()
+
+    for _ in range(2):
+        run_step()
+    remove_earlier_files(dump_path)
+    with pytest.warns(DumpWarning, match="max_bytes"):
+        run_step()
+    (rank,) = read(dump_path).ranks
+    written = sum(step["written"] for step in rank.steps)
+    assert 5 * 4 * LARGE < written <= most

@@ -98,6 +98,11 @@ def test_bfloat16_is_written_as_float32_exactly():
     array = to_numpy(tensor)
     assert array.dtype == np.float32
     assert np.array_equal(array.view(np.uint32), expected.view(np.uint32))
+    for few in (tensor[5], tensor[:0], tensor[40_000:41_000].view(20, 50).t()):
+        array, wanted = to_numpy(few), few.double().numpy().astype(np.float32)
+        assert isinstance(array, np.ndarray)
+        assert array.tobytes() == wanted.tobytes()
+        assert array.shape == wanted.shape
 
 
 def e4m3fn(byte: int) -> float:

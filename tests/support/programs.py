@@ -30,6 +30,8 @@ TIMEOUT = timedelta(seconds=20)
 SLOW_RANK = 2
 SLOW_STEPS = 6
 SECONDS_A_FILE = 2.0
+SECONDS_LATE = 1.0
+SIZES = (4, 40_000)  # elements: one file with others, and one alone
 
 
 # Ranks
@@ -65,7 +67,7 @@ def of_rank(rank: int) -> torch.Tensor:
 def ranks(folder: Path) -> None:
     """Run all parts, one after the other, in one process group."""
     with _process_group(folder) as rank:
-        for part in (collective, one_rank, slow_disk, very_slow_disk):
+        for part in (collective, late_rank, one_rank, slow_disk, very_slow_disk):
             own = folder / part.__name__
             own.mkdir(exist_ok=True)
             torch.save(part(own, rank), own / f"result_{rank}.pt")
@@ -82,6 +84,24 @@ def collective(folder: Path, rank: int) -> list[torch.Tensor]:
 
     compiled = _compiled(function, folder)
     return [compiled(of_rank(rank) + step) for step in range(2)]
+
+
+def late_rank(folder: Path, rank: int) -> list[torch.Tensor]:
+    """One rank comes late to a sum, whose result arrives when the others wait for it."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with data_dump("exchange"):
+            x = _all_reduce(x).sin()
+        return x + 1
+
+    compiled = _compiled(function, folder)
+    results = []
+    for size in SIZES:
+        x = of_rank(rank).repeat(size // 4)
+        if rank == SLOW_RANK:
+            time.sleep(SECONDS_LATE)
+        results.append(compiled(x))
+    return results
 
 
 def one_rank(folder: Path, rank: int) -> list[torch.Tensor]:
