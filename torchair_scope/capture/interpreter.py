@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +18,6 @@ from torchair_scope.capture.saved import Saved, SavedBody, SavedCall, SavedOpera
 from torchair_scope.capture.tags import Tag
 from torchair_scope.store.identity import writing
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 # They return what they are given, in which the result of a collective arrives meanwhile.
 _WAITS = {
     f"{namespace}::wait_tensor"
@@ -107,12 +105,11 @@ class DumpingInterpreter(torch.fx.Interpreter):
         """Run an operator; its inputs are handed over before, since it may change them."""
         call = self.begin_call(self.node, args, kwargs)
         if isinstance(target, OpOverload) and not _writes(target):
-            result, mutated = super().call_function(target, args, kwargs), _NOTHING
+            result = super().call_function(target, args, kwargs)
         else:
             result = self._run_watched(target, args, kwargs)
-            mutated = mutated_arguments(target, args, kwargs)
         if call is not None:
-            call.finish(result, mutated)
+            call.finish(result, mutated_arguments(target, args, kwargs))
         return result
 
     def _run_watched(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

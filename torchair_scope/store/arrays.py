@@ -47,9 +47,8 @@ def to_numpy(tensor: torch.Tensor) -> Array:
     **Raises:** `UnsavableTensorError` for fake, functional, meta, batched and nested tensors and
     for subclasses that keep their data elsewhere.
     """
-    if _is_ordinary(tensor) and (tensor.dtype in _NATIVE or tensor.dtype is torch.bfloat16):
-        plain = tensor.detach() if tensor.requires_grad else tensor
-        return _from_bfloat16(plain) if plain.dtype is torch.bfloat16 else plain.numpy()
+    if _is_ordinary(tensor) and tensor.dtype in _COMMON:
+        return _converted(tensor.detach() if tensor.requires_grad else tensor)
     with torch.no_grad(), named_as_unsavable(tensor):
         return _value(plain_tensor(tensor))
 
@@ -118,7 +117,7 @@ def number_array(value: Any) -> Array | None:
 
     None if it is something else, or too large for an array of numbers.
     """
-    if isinstance(value, torch.Tensor) or not _is_number_tree(value):
+    if not _is_number_tree(value):
         return None
     try:
         array = np.array(_resolved(value))
@@ -221,6 +220,10 @@ def _value(tensor: torch.Tensor) -> Array:
         return np.conj(_value(tensor.conj()))
     if tensor.is_neg():
         return _value(tensor.resolve_neg())
+    return _converted(tensor)
+
+
+def _converted(tensor: torch.Tensor) -> Array:
     convert = _CONVERSIONS.get(str(tensor.dtype))
     return tensor.numpy() if convert is None else convert(tensor)
 
@@ -286,12 +289,12 @@ _FEW = 1 << 12
 FLOAT4_VALUES: Array = np.array(
     [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32
 )
-# What NumPy has as it is.
-_NATIVE = frozenset(
+# What NumPy has as it is, and what is as common.
+_COMMON = frozenset(
     getattr(torch, name)
     for name in [
         *("bool", "uint8", "int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     ]
 )
 _FLOAT8 = [f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")]

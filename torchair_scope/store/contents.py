@@ -123,9 +123,9 @@ class Value(Awaited):
 
     def may_be_linked_to(self, step: object) -> bool:
         """Whether there is a file, or will be one; looked up once in a step."""
-        content = self.content
         if self.is_settled and self._is_there_in is not step:
-            if content is None or content.path is None or not os.path.exists(content.path):
+            path = self.content.path if self.content is not None else None
+            if path is None or not os.path.exists(path):
                 return False
             self._is_there_in = step
         return True

@@ -127,14 +127,14 @@ class Files:
         hint: Value | None = sighting.value if sighting is not None else None
         if sighting is None or hint is None or hint.is_lost():
             return Found(tensor, data, is_strided=True)
-        is_sure = not data.is_cpu or (self._pace.announced and sighting.step is self._step)
-        if self._pace.announced and not is_sure:
+        announced = self._pace.announced
+        if data.is_cpu and announced and sighting.step is not self._step:
             reading = self._store.known.reading(data, self._step)
             is_unwritten = functools.partial(reading.is_as, sighting.reading, data)
             return Found(tensor, data, True, hint, is_unwritten)
         if not hint.may_be_linked_to(self._step):
-            hint, is_sure = None, False
-        return Found(tensor, data, True, hint, is_sure=is_sure)
+            return Found(tensor, data, is_strided=True)
+        return Found(tensor, data, True, hint, is_sure=announced or not data.is_cpu)
 
     def keep(self, call: Call, slot: str, found: Found, description: Description) -> None:
         """Save a tensor that was looked up."""

@@ -84,6 +84,10 @@ class StepFolder:
         content.lose()
         return reason
 
+    def write_unlisted(self, slot: Slot, value: Npy) -> Content | str:
+        """As `write`, of a content that is not to be found again."""
+        return self.write(slot, value, self.store.contents.unlisted())
+
     def make_small(self, files: Sequence[SmallFile]) -> list[int] | None:
         """Make small files in one go; give the number of the error of each, 0 for none.
 
@@ -110,7 +114,7 @@ class StepFolder:
             content.lose()
             if read is None:
                 return self._fails(slot, error)
-            return self.write(slot, read(), self.store.contents.unlisted())
+            return self.write_unlisted(slot, read())
         except OSError as error:
             return self._fails(slot, error)
         slot.has_file(content.size, written, content)
@@ -123,7 +127,7 @@ class StepFolder:
         if value.content is not None:
             return self.link(slot, value.content, read)
         if read is not None:
-            return self.write(slot, read(), self.store.contents.unlisted())
+            return self.write_unlisted(slot, read())
         reason = value.reason or _NOT_WRITTEN
         slot.is_missing(reason)
         return reason
@@ -291,8 +295,7 @@ class Saving:
             if content.is_same(npy):
                 self._settle(content.checksum, folder.link(self._slot, content, lambda: npy))
             else:
-                other = folder.store.contents.unlisted()
-                self._settle(content.checksum, folder.write(self._slot, npy, other))
+                self._settle(content.checksum, folder.write_unlisted(self._slot, npy))
         except Exception as error:
             self._breaks(error)
         finally:

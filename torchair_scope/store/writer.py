@@ -511,9 +511,8 @@ class Call:
 
     def _save(self, value: Any, kind: str, index: int) -> Any:
         slot = layout.slot_name(kind, index)
-        if isinstance(value, torch.Tensor):
-            return {"tensor": self._hand_over(value, slot)}
-        self._save_numbers(value, slot)
+        if not isinstance(value, torch.Tensor):
+            self._save_numbers(value, slot)
         return encode(value, slot, self._hand_over)
 
     def _save_numbers(self, value: Any, slot: str) -> None:
